@@ -93,9 +93,7 @@ def parse_time(text: str | float) -> float:
 
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     """``value`` in the largest unit that leaves at least 1, to four significant digits."""
-    for factor, unit in steps:
-        if abs(value) >= factor * 0.99995:
-            break
+    factor, unit = next((step for step in steps if abs(value) >= step[0] * 0.99995), steps[-1])
     return f"{float(f'{value / factor:.4g}'):g}{unit}"
 
 

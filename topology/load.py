@@ -1,0 +1,42 @@
+"""One way in: a generator expression or a file, wherever a topology is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from topoccl.topology.generators import generate, is_expression, known_shapes
+from topoccl.topology.graph import Topology, TopologyError
+
+
+def load(text_or_path: str | os.PathLike[str]) -> Topology:
+    """The topology that a generator expression (``cluster:4x2``) or a file (YAML or JSON) describes.
+
+    A name that is both is an expression; write ``./ring:8`` for a file of that name.
+
+    Raises:
+        TopologyError: neither, or one that is wrong; the message names the place, the value and what was expected.
+    """
+    text = os.fspath(text_or_path)
+    if isinstance(text_or_path, str) and is_expression(text):
+        return generate(text)
+    if Path(text).is_file():
+        from topoccl.topology import files
+
+        return files.load_file(text)
+    if isinstance(text_or_path, str) and ":" in text and os.sep not in text and not text.endswith((".yaml", ".yml", ".json")):
+        return generate(text)
+    raise TopologyError(f"no topology {text!r}: no such file, and not a generator; known generators: {known_shapes()}")
+
+
+def require_ranks(topology: Topology, ranks: int) -> Topology:
+    """The first ``ranks`` slots of ``topology``, for a group of that size.
+
+    Raises:
+        TopologyError: fewer slots than ranks; the message has both numbers.
+    """
+    if ranks < 1:
+        raise TopologyError(f"topology {topology.name!r}: {ranks} ranks asked for; expected at least 1")
+    if ranks > topology.num_ranks:
+        raise TopologyError(f"topology {topology.name!r} has {topology.num_ranks} slots, fewer than the {ranks} ranks of the group")
+    return topology if ranks == topology.num_ranks else topology.place(range(ranks))
