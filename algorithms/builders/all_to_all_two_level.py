@@ -69,7 +69,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, rails: int = 0, lanes: in
 def routes(topology: Topology, rails: int = 0) -> list[Route]:
     """All messages between hosts, in the order of the turns in which they leave.
 
-    A host with more ranks than rails spreads the relays (by the target host) and the arrivals (by the source host) over them.
+    A host with more ranks than rails spreads the relays and the arrivals of its turns over them.
     """
     return [route for turn in range(1, len(host_groups(topology))) for route in _turn(topology, rails, turn)]
 
@@ -81,7 +81,7 @@ def _turn(topology: Topology, rails: int, turn: int) -> Iterator[Route]:
         count = min(len(sources), len(groups[c]), rails or len(sources))
         for rail in range(count):
             relays, targets = sources[rail::count], groups[c][rail::count]
-            yield Route(turn, rail, relays[c % len(relays)], targets[a % len(targets)], sources, targets)
+            yield Route(turn, rail, relays[(turn - 1) % len(relays)], targets[(turn - 1) % len(targets)], sources, targets)
 
 
 def _between_hosts(b: ScheduleBuilder, route: Route, lanes: int) -> None:

@@ -1,0 +1,201 @@
+"""The all_to_all builders: proofs on every size and placement, and what their docstrings say about messages and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from topoccl.algorithms.builders import all_to_all_bruck, all_to_all_direct, all_to_all_pairwise, all_to_all_two_level
+from topoccl.algorithms.layout import host_groups
+from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.algorithms.verify import ScheduleError, verify
+from topoccl.topology.generators import generate
+from topoccl.topology.graph import Topology
+
+CANDIDATES = [
+    (algorithm, params)
+    for module in (all_to_all_direct, all_to_all_pairwise, all_to_all_bruck, all_to_all_two_level)
+    for algorithm in module.ALGORITHMS
+    for params in algorithm.variants
+]
+IDS = [f"{algorithm.name}{dict(params)}" for algorithm, params in CANDIDATES]
+
+
+def cluster(sizes: Sequence[int], order: Sequence[int] | None = None) -> Topology:
+    """Hosts with ``sizes`` slots on one switch; rank i on slot ``order[i]``."""
+    topology = generate("cluster:" + ("+".join(map(str, sizes)) if len(sizes) > 1 else f"1x{sizes[0]}"))
+    return topology if order is None else topology.place(order)
+
+
+def placements(p: int) -> list[Topology]:
+    """One host, one rank a host, uneven hosts packed, and uneven hosts with ranks dealt out by a stride."""
+    found = [cluster([p])]
+    if p > 1:
+        found.append(cluster([1] * p))
+    if p > 2:
+        sizes = [p - p // 2 - p // 4, p // 2, p // 4] if p > 3 else [1, 2]
+        stride = next(k for k in range(p // 2, 0, -1) if math.gcd(k, p) == 1)
+        found += [cluster(sizes), cluster(sizes, [i * stride % p for i in range(p)])]
+    return found
+
+
+def sends(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """(sender, receiver, blocks) of every message, each lane's in order."""
+    targets = np.diff(schedule.target_ptr)
+    senders, blocks = np.repeat(schedule.step_rank, targets), np.repeat(schedule.count, targets)
+    return list(zip(senders.tolist(), schedule.targets.tolist(), blocks.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("p", range(1, 34))
+@pytest.mark.parametrize(("algorithm", "params"), CANDIDATES, ids=IDS)
+def test_proved_on_every_size(algorithm, params, p):
+    for topology in placements(p):
+        for uneven in (False, True):
+            verify(algorithm.build(CollectiveSpec("all_to_all", p, uneven=uneven), topology, **params))
+
+
+@st.composite
+def random_placements(draw):
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=7).filter(lambda s: sum(s) <= 24))
+    return cluster(sizes, draw(st.permutations(range(sum(sizes)))))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(topology=random_placements(), rails=st.integers(0, 5), lanes=st.integers(1, 4))
+def test_proved_on_random_placements(topology, rails, lanes):
+    spec = CollectiveSpec("all_to_all", topology.num_ranks, uneven=True)
+    free = {"two_level": {"rails": rails, "lanes": lanes}, "pairwise": {"lanes": lanes}}
+    for algorithm in {algorithm.name: algorithm for algorithm, _ in CANDIDATES}.values():
+        verify(algorithm.build(spec, topology, **free.get(algorithm.name, {})))
+
+
+def test_a_wrong_relay_is_refused():
+    """The proofs above can fail: two blocks that change places in a relay's scratch are noticed."""
+    schedule = all_to_all_two_level.build(CollectiveSpec("all_to_all", 5, uneven=True), cluster([3, 2]))
+    like = schedule.scratch_like.copy()
+    like[[0, 1]] = like[[1, 0]]
+    with pytest.raises(ScheduleError):
+        verify(replace(schedule, scratch_like=like))
+
+
+@pytest.mark.parametrize(("algorithm", "params"), CANDIDATES, ids=IDS)
+def test_ranges_of_several_blocks_lie_in_scratch(algorithm, params):
+    """Blocks of the input and output lie apart when a call is cut into segments."""
+    for topology in placements(13):
+        schedule = algorithm.build(CollectiveSpec("all_to_all", 13), topology, **params)
+        several = schedule.count > 1
+        operands = np.repeat(several, np.diff(schedule.operand_ptr))
+        assert set(schedule.operand_buf[operands].tolist()) <= {Buf.SCRATCH, Buf.PEER}
+        assert set(schedule.dst_buf[several].tolist()) <= {Buf.SCRATCH, Buf.NONE}
+
+
+@pytest.mark.parametrize("module", [all_to_all_direct, all_to_all_pairwise, all_to_all_two_level])
+def test_no_lane_of_a_host_waits_for_the_network(module):
+    topology = cluster([4, 3, 1], [7, 0, 3, 5, 2, 6, 1, 4])
+    schedule = module.build(CollectiveSpec("all_to_all", 8), topology)
+    host = topology.host_of_rank
+    reach: dict[int, set[bool]] = {}
+    for step in schedule.steps():
+        peers = [*step.targets, *(off for buf, off in step.operands if buf is Buf.PEER)]
+        reach.setdefault(step.lane, set()).update(host[step.rank] == host[peer] for peer in peers)
+    assert all(len(kinds) <= 1 for kinds in reach.values())
+
+
+@pytest.mark.parametrize("module", [all_to_all_direct, all_to_all_pairwise])
+def test_direct_and_pairwise_send_each_block_once_without_scratch(module):
+    for topology in placements(9):
+        schedule = module.build(CollectiveSpec("all_to_all", 9), topology)
+        assert Counter(sends(schedule)) == Counter((a, b, 1) for a in range(9) for b in range(9) if a != b)
+        assert len(schedule.scratch_like) == 0
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [2, 2, 2, 2, 2], [3, 3]])
+def test_pairwise_loads_the_links_of_all_hosts_evenly_in_every_round(sizes):
+    p = sum(sizes)
+    stride = next(k for k in range(p // 2, 0, -1) if math.gcd(k, p) == 1)
+    for topology in (cluster(sizes), cluster(sizes, [i * stride % p for i in range(p)])):
+        rounds = list(all_to_all_pairwise.remote_rounds(host_groups(topology)))
+        assert len(rounds) == p * (p - sizes[0])
+        host = topology.host_of_rank
+        for first in range(0, len(rounds), p):
+            senders, receivers = zip(*rounds[first : first + p], strict=True)
+            assert set(senders) == set(receivers) == set(range(p))
+            assert all(host[a] != host[b] for a, b in zip(senders, receivers, strict=True))
+        sent = [(a, b) for a, b, _ in sends(all_to_all_pairwise.build(CollectiveSpec("all_to_all", p), topology)) if host[a] != host[b]]
+        for rank in range(p):
+            assert [b for a, b in sent if a == rank] == [b for a, b in rounds if a == rank]
+
+
+@pytest.mark.parametrize("p", range(1, 34))
+def test_bruck_sends_few_messages_of_at_most_half_the_blocks(p):
+    messages = sends(all_to_all_bruck.build(CollectiveSpec("all_to_all", p), cluster([p])))
+    assert Counter(a for a, _, _ in messages) == Counter({rank: (p - 1).bit_length() for rank in range(p) if p > 1})
+    assert all(blocks <= (p + 1) // 2 for _, _, blocks in messages)
+    hops = sum(distance.bit_count() for distance in range(p))
+    assert sum(blocks for _, _, blocks in messages) == p * hops
+
+
+@pytest.mark.parametrize("rails", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [[1, 1], [2, 2, 2, 2], [4, 1], [5, 3, 3, 2], [1, 8, 2], [6, 4, 1, 1, 3]])
+def test_two_level_sends_one_message_per_pair_of_hosts_and_rail(sizes, rails):
+    p = sum(sizes)
+    stride = next(k for k in range(p // 2, 0, -1) if math.gcd(k, p) == 1)
+    for topology in (cluster(sizes), cluster(sizes, [i * stride % p for i in range(p)])):
+        host = topology.host_of_rank
+        size = Counter(host)
+        messages: Counter[tuple[str, str]] = Counter()
+        blocks: Counter[tuple[str, str]] = Counter()
+        for a, b, count in sends(all_to_all_two_level.build(CollectiveSpec("all_to_all", p, uneven=True), topology, rails=rails)):
+            if host[a] != host[b]:
+                messages[host[a], host[b]] += 1
+                blocks[host[a], host[b]] += count
+        pairs = list(permutations(size, 2))
+        assert messages == {(a, b): min(size[a], size[b], rails or p) for a, b in pairs}
+        assert blocks == {(a, b): size[a] * size[b] for a, b in pairs}  # what any algorithm must move
+
+
+def test_two_level_spreads_relays_and_arrivals_of_bigger_hosts():
+    topology = cluster([4, 1, 1, 1, 1])
+    found = all_to_all_two_level.routes(topology)
+    assert sorted(route.relay for route in found if route.relay < 4) == [0, 1, 2, 3]
+    assert sorted(route.arrival for route in found if route.arrival < 4) == [0, 1, 2, 3]
+    one_rail = all_to_all_two_level.routes(cluster([3, 3, 3, 3]), rails=1)
+    assert max(Counter(route.relay for route in one_rail).values()) == max(Counter(route.arrival for route in one_rail).values()) == 1
+
+
+def test_two_level_keeps_the_turns_of_hosts_apart():
+    """In a turn every host sends to one host and receives from one."""
+    found = all_to_all_two_level.routes(cluster([2, 3, 1, 2]))
+    for turn in range(1, 4):
+        heads = {(route.sources[0], route.targets[0]) for route in found if route.turn == turn and route.rail == 0}
+        assert len(heads) == len({a for a, _ in heads}) == len({b for _, b in heads}) == 4
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: all_to_all_pairwise.build(CollectiveSpec("all_to_all", 4), cluster([4]), lanes=0), "pairwise: lanes is 0"),
+        (lambda: all_to_all_two_level.build(CollectiveSpec("all_to_all", 4), cluster([4]), lanes=0), "two_level: lanes is 0"),
+        (lambda: all_to_all_two_level.build(CollectiveSpec("all_to_all", 4), cluster([4]), rails=-1), "two_level: rails is -1"),
+        (lambda: all_to_all_bruck.build(CollectiveSpec("all_gather", 4), cluster([4])), "bruck: does not build all_gather"),
+        (lambda: all_to_all_direct.build(CollectiveSpec("all_to_all", 3), cluster([4])), "of 3 ranks, but the topology places 4"),
+    ],
+)
+def test_refuses_what_it_cannot_build(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+@pytest.mark.parametrize(("sizes", "accepted"), [([8], False), ([1, 1, 1], False), ([2, 1], True), ([4, 4], True)])
+def test_two_level_is_offered_where_hosts_have_several_ranks(sizes, accepted):
+    reason = all_to_all_two_level.ALGORITHMS[0].reject(CollectiveSpec("all_to_all", sum(sizes)), cluster(sizes))
+    assert (reason is None) == accepted
