@@ -12,9 +12,12 @@ from topoccl.topology.graph import Topology
 
 
 class Build(Protocol):
-    """Builds the schedule of ``spec`` for ranks that sit on ``topology.slots`` in order (``topology.num_ranks == spec.ranks``)."""
+    """Builds the schedule of ``spec`` for ranks that sit on ``topology.slots`` in order (``topology.num_ranks == spec.ranks``).
 
-    def __call__(self, spec: CollectiveSpec, topology: Topology, **params: Any) -> Schedule: ...
+    Type checkers read the ``*args`` and ``**params`` of Any together as "whatever further parameters": a builder declares its own.
+    """
+
+    def __call__(self, spec: CollectiveSpec, topology: Topology, *args: Any, **params: Any) -> Schedule: ...
 
 
 def _accept(spec: CollectiveSpec, topology: Topology) -> str | None:
