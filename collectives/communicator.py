@@ -1,0 +1,339 @@
+"""The communicator: collectives on NumPy arrays and torch tensors among the ranks of a group."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topoccl.algorithms.select import Choice, Selector, format_choice
+from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.collectives.calls import Bound, bind, counts_of, expect
+from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.executor import reduction
+from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.program import Traffic
+from topoccl.collectives.executor.run import Runner
+from topoccl.collectives.executor.waiting import Waiter
+from topoccl.collectives.hosts import Neighbours, meet
+from topoccl.collectives.messages import Message, begin_recv, begin_send
+from topoccl.collectives.pending import Pending, Worker
+from topoccl.collectives.planner import Plan, Planner
+
+if TYPE_CHECKING:
+    from topoccl.collectives.config import Config
+    from topoccl.collectives.logging import Logger
+    from topoccl.collectives.transports.base import Transport
+    from topoccl.topology.graph import Topology
+
+_CALL_BITS = 20  # counters count this many bits of messages per call
+_ALIGN = 64
+
+open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """A group of ranks that run collectives together.
+
+    Made by :func:`topoccl.init` or :meth:`subgroup`. Buffers are tensors or arrays of any shape; sizes count elements. Every
+    method that takes ``async_op`` returns None, or with ``async_op=True`` a :class:`Pending`. Calls of one group run in the
+    order in which they are made, which must be the same on every rank.
+
+    Raises (all collectives): ConfigError for arguments that do not fit together, CollectiveTimeout when peers do not come,
+    TransportError when one is gone. After an error while data was moving the group cannot be used any more.
+    """
+
+    def __init__(
+        self, transport: Transport, topology: Topology, neighbours: Neighbours, config: Config, logger: Logger, selector: Selector,
+        name: str = "world",
+    ) -> None:  # fmt: skip
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self.topology = topology
+        self.hosts = neighbours.hosts
+        self.config = config
+        self.name = name
+        self.timeout = config.timeout
+        self._logger = logger
+        self._arena = neighbours.arena
+        on_host = neighbours.hosts.count(neighbours.hosts[self.rank])
+        waiter = Waiter(self._arena.flags, on_host > len(os.sched_getaffinity(0))) if self._arena is not None else None
+        self._runner = Runner(transport, waiter)
+        self._planner = Planner(transport, selector, neighbours.hosts, self._arena, neighbours.member, self.timeout, self._announce)
+        self._worker = Worker(f"topoccl {name}")
+        self._scratch: Array = np.empty(0, np.uint8)
+        self._calls = 0
+        self._undrained: list[list[tuple[int, int]]] = [[], []]
+        self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
+        self._last: Choice | None = None
+        self._broken: BaseException | None = None
+        self._closed = False
+        open_communicators.add(self)
+
+    # Collectives
+
+    def all_reduce(
+        self, src: Any, dst: Any = None, op: str = "sum", *, factor: float | None = None, async_op: bool = False, timeout: float | None = None
+    ) -> Pending | None:
+        """Every rank gets the reduction of all ``src`` in ``dst`` (in place without one); all ranks bitwise the same."""
+        bound = bind("all_reduce", src, src if dst is None else dst)
+        expect("all_reduce", "output", bound.out.size, bound.inp.size, "as many as the input")
+        return self._reducing("all_reduce", None, bound, bound.inp.size, op, factor, async_op, timeout)
+
+    def reduce_scatter(
+        self, src: Any, dst: Any, op: str = "sum", *, factor: float | None = None, async_op: bool = False, timeout: float | None = None
+    ) -> Pending | None:
+        """Rank r gets block r of the reduction: ``src`` has ``size`` blocks as large as ``dst``."""
+        bound = bind("reduce_scatter", src, dst, -self.rank * _elements(dst))
+        expect("reduce_scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
+        return self._reducing("reduce_scatter", None, bound, bound.out.size, op, factor, async_op, timeout)
+
+    def reduce(
+        self, src: Any, dst: Any = None, root: int = 0, op: str = "sum", *, factor: float | None = None, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Pending | None:  # fmt: skip
+        """``root`` gets the reduction of all ``src`` in ``dst`` (in place without one); other ranks' ``dst`` is not looked at."""
+        self._check_root("reduce", root)
+        target = (src if dst is None else dst) if self.rank == root else None
+        bound = bind("reduce", src, target)
+        if target is not None:
+            expect("reduce", "output", bound.out.size, bound.inp.size, "as many as the input")
+        return self._reducing("reduce", root, bound, bound.inp.size, op, factor, async_op, timeout)
+
+    def all_gather(self, src: Any, dst: Any, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
+        """Every rank gets all ``src`` one after the other in ``dst``."""
+        bound = bind("all_gather", src, dst, self.rank * _elements(src))
+        expect("all_gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
+        return self._moving("all_gather", None, bound, bound.inp.size, async_op, timeout)
+
+    def broadcast(self, buf: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
+        """Every rank gets what ``root`` has in ``buf``."""
+        self._check_root("broadcast", root)
+        bound = bind("broadcast", buf if self.rank == root else None, buf)
+        return self._moving("broadcast", root, bound, bound.out.size, async_op, timeout)
+
+    def gather(self, src: Any, dst: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
+        """``root`` gets all ``src`` one after the other in ``dst``."""
+        self._check_root("gather", root)
+        if self.rank == root and dst is None:
+            raise ConfigError(f"gather: rank {root} is the root and needs an output")
+        bound = bind("gather", src, dst if self.rank == root else None, self.rank * _elements(src))
+        if self.rank == root:
+            expect("gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
+        return self._moving("gather", root, bound, bound.inp.size, async_op, timeout)
+
+    def scatter(self, src: Any, dst: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
+        """Rank r gets block r of what ``root`` has in ``src``; other ranks' ``src`` is not looked at."""
+        self._check_root("scatter", root)
+        if self.rank == root and src is None:
+            raise ConfigError(f"scatter: rank {root} is the root and needs an input")
+        bound = bind("scatter", src if self.rank == root else None, dst, -self.rank * _elements(dst))
+        if self.rank == root:
+            expect("scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
+        return self._moving("scatter", root, bound, bound.out.size, async_op, timeout)
+
+    def all_to_all(
+        self, src: Any, dst: Any, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None, *, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Pending | None:  # fmt: skip
+        """Rank r gets block r of every rank's ``src``. With counts (elements, on all ranks or on none) blocks differ in size."""
+        bound = bind("all_to_all", src, dst)
+        if bound.in_place:
+            bound.inp, bound.in_place = bound.inp.copy(), False
+        if (send_counts is None) != (recv_counts is None):
+            raise ConfigError("all_to_all: send_counts and recv_counts must be given together")
+        if send_counts is not None and recv_counts is not None:
+            sending = counts_of("all_to_all", "input", send_counts, self.size, bound.inp.size)
+            receiving = counts_of("all_to_all", "output", recv_counts, self.size, bound.out.size)
+            return self._start(lambda: self._uneven(bound, sending, receiving, timeout), async_op)
+        expect("all_to_all", "output", bound.out.size, bound.inp.size, "as many as the input")
+        if bound.inp.size % self.size:
+            raise ConfigError(f"all_to_all: {bound.inp.size} elements cannot be divided among {self.size} ranks; give counts")
+        return self._moving("all_to_all", None, bound, bound.inp.size // self.size, async_op, timeout)
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
+        """Returns when all ranks have come."""
+        empty: Array = np.empty(0, np.uint8)
+        return self._moving("barrier", None, bind("barrier", empty, empty), 0, async_op, timeout)
+
+    # Point to point
+
+    def send(self, buf: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Message | None:
+        """Sends ``buf`` to ``peer``; messages with one tag arrive in order."""
+        message = begin_send(self.transport, buf, peer, tag, self._limit(timeout))
+        return message if async_op else message.wait()
+
+    def recv(
+        self, buf: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Message | int | None:
+        """Receives into ``buf`` from ``peer``, or from anyone; returns the sender's rank."""
+        message = begin_recv(self.transport, buf, peer, tag, self._limit(timeout))
+        if async_op:
+            return message
+        message.wait()
+        return message.source
+
+    # Groups
+
+    def subgroup(self, ranks: Sequence[int], group: int, name: str = "") -> Communicator:
+        """A communicator among ``ranks`` of this group, renumbered in that order; called by its members only.
+
+        Args:
+            ranks: members, this rank among them, each once.
+            group: a number, the same on all members, that no other open group of this world has (see Transport.subgroup).
+            name: for messages.
+        """
+        members = [int(r) for r in ranks]
+        if len(set(members)) != len(members) or not all(0 <= r < self.size for r in members) or self.rank not in members:
+            raise ConfigError(f"subgroup {members}: expected different ranks below {self.size}, rank {self.rank} among them")
+        transport = self.transport.subgroup(members, group)
+        neighbours = meet(transport, [self.hosts[r] for r in members], self.timeout, share=self.config.shm)
+        topology = self.topology.place(members)
+        selector = self._planner.selector.for_topology(topology)
+        return Communicator(transport, topology, neighbours, self.config, self._logger, selector, name or f"group {group}")
+
+    # Looking in
+
+    def explain(self) -> str:
+        """Why the last call's algorithm was chosen: its candidates with predicted times, and the bound."""
+        return "no collective has run yet" if self._last is None else format_choice(self._last)
+
+    @property
+    def last_choice(self) -> Choice | None:
+        """The choice behind the last call."""
+        return self._last
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start: calls, and messages and payload bytes per peer over the transport and through shared memory."""
+        return {"calls": self._calls, "transport": dict(self.transport.counters), "shared_memory": dict(self._traffic)}
+
+    # Ending
+
+    def abort(self, reason: str = "aborted") -> None:
+        """Makes the call in flight, and every later one, raise."""
+        self._runner.aborted = TopocclError(f"group {self.name}: {reason}")
+
+    def close(self) -> None:
+        """Lets open calls end and frees everything. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._worker.close(self.timeout)
+        self.transport.close()
+        self._runner.waiter = None
+
+    # Running
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
+    def _check_root(self, what: str, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ConfigError(f"{what}: root {root} is not a rank of a group of {self.size}")
+
+    def _start(self, call: Callable[[], None], async_op: bool) -> Pending | None:
+        if self._closed:
+            raise TopocclError(f"group {self.name} is closed")
+        if async_op:
+            return self._worker.submit(call)
+        self._worker.run(call)
+        return None
+
+    def _moving(self, what: str, root: int | None, bound: Bound, block: int, async_op: bool, timeout: float | None) -> Pending | None:
+        return self._start(lambda: self._call(what, root, bound, block, None, timeout), async_op)
+
+    def _reducing(
+        self, what: str, root: int | None, bound: Bound, block: int, op: str, factor: float | None, async_op: bool, timeout: float | None
+    ) -> Pending | None:
+        op = reduction.canonical_op(op)
+        reduction.check_op(op, bound.dtype)
+        if (op == "premul_sum") != (factor is not None):
+            raise ConfigError(f"{what}: reduction {op} {'needs' if op == 'premul_sum' else 'takes no'} factor")
+
+        def call() -> None:
+            if factor is not None:
+                bound.inp, bound.in_place = reduction.scaled(bound.inp, bound.dtype, factor), False
+            self._call(what, root, bound, block, op, timeout)
+            if op == "avg" and bound.out.size:
+                reduction.divide(bound.out, bound.dtype, self.size)
+                bound.finish()
+
+        return self._start(call, async_op)
+
+    def _call(self, what: str, root: int | None, bound: Bound, block: int, op: str | None, timeout: float | None) -> None:
+        key = (what, root, block, bound.dtype.name, op, bound.in_place)
+        plan = self._planner.find(key)
+        if plan is None:
+            spec = CollectiveSpec(what, self.size, root)
+            blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
+            plan = self._planner.plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound.dtype, op, bound.in_place)
+        self._execute(plan, what, bound, timeout)
+
+    def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], timeout: float | None) -> None:
+        """all_to_all with counts: relays need everyone's, so these are gathered first."""
+        counts = np.empty((self.size, self.size), np.int64)
+        mine = np.asarray(sending, np.int64)
+        self._call("all_gather", None, bind("all_to_all", mine, counts), self.size, None, timeout)
+        wrong = np.flatnonzero(counts[:, self.rank] != np.asarray(receiving))
+        if wrong.size:
+            peer = int(wrong[0])
+            self._broken = ConfigError(
+                f"all_to_all: rank {peer} sends {counts[peer, self.rank]} elements to rank {self.rank}, which expects {receiving[peer]}"
+            )
+            raise self._broken
+        key: Hashable = ("all_to_all", counts.tobytes(), bound.dtype.name)
+        plan = self._planner.find(key)
+        if plan is None:
+            largest = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
+            spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
+            nbytes = largest * bound.dtype.itemsize
+            plan = self._planner.plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound.dtype, None, False)
+        self._execute(plan, "all_to_all", bound, timeout)
+
+    def _execute(self, plan: Plan, what: str, bound: Bound, timeout: float | None) -> None:
+        if self._broken is not None:
+            raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
+        self._calls = number = self._calls + 1
+        parity = number & 1
+        limit = self.timeout if timeout is None else timeout
+
+        def describe() -> str:
+            return f"{what} (call {number} of group {self.name}, rank {self.rank} of {self.size}, {plan.agreed.schedule.label})"
+
+        try:
+            program = plan.program(parity)
+            needed = program.scratch * bound.dtype.itemsize
+            if self._scratch.size < needed:
+                self._scratch = np.empty(-(-needed // _ALIGN) * _ALIGN, np.uint8)
+            scratch = self._scratch[:needed].view(bound.dtype.carrier)
+            inp = bound.inp.copy() if bound.in_place and not plan.agreed.in_place else bound.inp
+            if self._undrained[parity]:
+                self._runner.wait_all(self._undrained[parity], limit, describe)
+            base = number << _CALL_BITS
+            self._runner.run(program, (inp, bound.out, scratch), base, limit, describe)
+            self._undrained[parity] = [(word, base + count) for word, count in program.drained]
+        except BaseException as error:
+            self._broken = error
+            raise
+        for peer, moved in program.traffic.items():
+            total = self._traffic[peer]
+            total.sent_messages += moved.sent_messages
+            total.sent_bytes += moved.sent_bytes
+            total.received_messages += moved.received_messages
+            total.received_bytes += moved.received_bytes
+        self._last = plan.agreed.choice
+        bound.finish()
+
+    def _announce(self, choice: Choice) -> None:
+        if self.rank == 0:
+            self._logger.info("TUNING", "%s", format_choice(choice))
+
+
+def _elements(data: Any) -> int:
+    return int(data.size) if isinstance(data, np.ndarray) else int(data.numel())
+
+

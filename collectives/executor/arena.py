@@ -1,0 +1,111 @@
+"""The memory that the ranks of one host share: counters and message slots, in an anonymous file without a name.
+
+The lowest rank of each host makes a memfd; the others open it through /proc, so nothing is ever visible in /dev/shm and
+nothing is left when ranks die. Every member owns a table of counters and an area for messages, each twice (for calls with
+even and odd sequence numbers), so that a call rarely waits for slow readers of the one before.
+
+Memory ordering: counters are aligned 8-byte words, written by one rank each. A writer stores the data and then the counter; a
+reader sees the counter and then reads the data. x86-64 keeps the order of stores and of loads (total store order), so plain
+stores are enough there. Other processors may reorder them, and nothing in Python gives a release/acquire pair between
+processes; there :func:`supported` says no and ranks use the transport.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from topoccl.collectives.executor.dtypes import Array
+
+LINE = 64
+WORDS = LINE // 8
+LINES = 4096  # counters per member and parity
+_HEADER = 4096
+
+
+def supported() -> str | None:
+    """The reason why shared memory cannot be used on this machine, or None."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"memory ordering between processes is not guaranteed from Python on {platform.machine()}"
+    if not hasattr(os, "memfd_create"):
+        return "this system has no memfd"
+    return None
+
+
+@dataclass(frozen=True)
+class ArenaOffer:
+    """How other ranks of the host find an arena; ``token`` proves that they opened the same memory."""
+
+    pid: int
+    fd: int
+    token: bytes
+    size: int
+
+
+def area_bytes(members: int) -> int:
+    """The size of one member's message area: large enough for a few chunks that stay in cache to be under way."""
+    return max(1 << 20, min(8 << 20, (256 << 20) // max(members, 1)))
+
+
+class Arena:
+    """One mapping of the shared memory of ``members`` ranks."""
+
+    def __init__(self, fd: int, members: int) -> None:
+        self.members = members
+        self.area = area_bytes(members)
+        size = arena_size(members)
+        try:
+            self._map = mmap.mmap(fd, size)
+        finally:
+            self._fd = fd
+        self.bytes: Array = np.frombuffer(self._map, dtype=np.uint8)
+        counters = members * 2 * LINES * WORDS * 8
+        self.flags = memoryview(self._map)[_HEADER : _HEADER + counters].cast("q")
+        self._data = _HEADER + counters
+
+    def close_fd(self) -> None:
+        """Closes the descriptor once everyone has mapped the memory; the mapping stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def word(self, member: int, parity: int, line: int) -> int:
+        """The index in ``flags`` of a counter."""
+        return ((member * 2 + parity) * LINES + line) * WORDS
+
+    def slot(self, member: int, parity: int, offset: int, nbytes: int) -> Array:
+        """A message slot as bytes."""
+        start = self._data + (member * 2 + parity) * self.area + offset
+        return self.bytes[start : start + nbytes]
+
+
+def arena_size(members: int) -> int:
+    return _HEADER + members * 2 * (LINES * LINE + area_bytes(members))
+
+
+def create(members: int) -> tuple[Arena, ArenaOffer]:
+    """Makes the arena of a host with ``members`` ranks."""
+    fd = os.memfd_create("topoccl", os.MFD_CLOEXEC)
+    os.ftruncate(fd, arena_size(members))
+    token = secrets.token_bytes(16)
+    os.pwrite(fd, token, 0)
+    return Arena(fd, members), ArenaOffer(os.getpid(), fd, token, arena_size(members))
+
+
+def join(offer: ArenaOffer, members: int) -> Arena | None:
+    """Opens an offered arena, or returns None when this process does not share memory with the one that offers it."""
+    if offer.size != arena_size(members):
+        return None
+    try:
+        fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if os.fstat(fd).st_size != offer.size or os.pread(fd, len(offer.token), 0) != offer.token:
+        os.close(fd)
+        return None
+    return Arena(fd, members)

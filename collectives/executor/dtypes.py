@@ -1,0 +1,109 @@
+"""How tensors and arrays enter the executor: as flat NumPy arrays of a carrier type with the same item size.
+
+Moving needs no more than the bytes; reductions use the carrier where NumPy knows the type, and torch's kernels elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topoccl.collectives.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+
+# torch dtypes that NumPy has no type for, or reduces slowly and without float32 accumulation: carried as integers.
+_CARRIED = {"float16": "int16", "bfloat16": "int16", "float8": "int8", "complex32": "int32"}
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type: ``name`` as torch spells it, ``carrier`` the NumPy type that holds it while it is moved."""
+
+    name: str
+    carrier: np.dtype[Any]
+
+    @property
+    def itemsize(self) -> int:
+        return self.carrier.itemsize
+
+    @property
+    def native(self) -> bool:
+        """Whether the carrier is the type itself, so that NumPy's ufuncs may reduce it."""
+        return self.carrier.name == self.name
+
+    @property
+    def is_complex(self) -> bool:
+        return self.name.startswith("complex")
+
+    @property
+    def is_floating(self) -> bool:
+        return "float" in self.name
+
+    @property
+    def torch(self) -> torch.dtype:
+        import torch
+
+        dtype = getattr(torch, self.name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+_known: dict[Any, DType] = {}
+
+
+def _carrier(name: str) -> str:
+    return next((carrier for prefix, carrier in _CARRIED.items() if name.startswith(prefix)), name)
+
+
+def dtype_of(data: Any) -> DType:
+    """The element type of a tensor or an array.
+
+    Raises:
+        ConfigError: neither a tensor nor an array, or a type without a fixed size in memory.
+    """
+    try:
+        found = _known.get(data.dtype)
+    except (AttributeError, TypeError):
+        raise ConfigError(f"expected a torch tensor or a NumPy array, got {type(data).__name__}") from None
+    if found is None:
+        name = str(data.dtype).removeprefix("torch.")
+        try:
+            found = DType(name, np.dtype(_carrier(name)))
+        except TypeError:
+            raise ConfigError(f"dtype {data.dtype} cannot be sent: it has no fixed representation in memory") from None
+        if found.carrier.hasobject or found.carrier.names:
+            raise ConfigError(f"dtype {data.dtype} cannot be sent: elements must be plain numbers")
+        _known[data.dtype] = found
+    return found
+
+
+def flat(data: Any, dtype: DType) -> Array:
+    """A flat carrier view of a contiguous tensor or array; shares its storage."""
+    if isinstance(data, np.ndarray):
+        view = data.reshape(-1)
+        return view if dtype.native else view.view(dtype.carrier)
+    tensor = data.detach()
+    if not dtype.native:
+        import torch
+
+        tensor = tensor.view(getattr(torch, dtype.carrier.name))
+    result: Array = tensor.numpy()
+    return result if result.ndim == 1 else result.reshape(-1)
+
+
+def is_contiguous(data: Any) -> bool:
+    return bool(data.flags.c_contiguous) if isinstance(data, np.ndarray) else bool(data.is_contiguous())
+
+
+def same_storage(a: Array, b: Array) -> bool:
+    """Whether two flat views start at one address (an in-place call)."""
+    first: int = a.__array_interface__["data"][0]
+    second: int = b.__array_interface__["data"][0]
+    return first == second

@@ -1,0 +1,68 @@
+"""Which steps of a rank overwrite what earlier sends still read.
+
+A schedule's step is complete when its operands may be overwritten. The executor lets a lane go on as soon as a send has been
+handed to the transport; so it must know which later steps would overwrite what such a send reads, and hold only those.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.verify import happens_before_order
+
+Place = tuple[Buf, int]
+
+
+class Hazards:
+    """Overlaps among the steps of one rank, for one segment."""
+
+    def __init__(self, schedule: Schedule, rank: int, in_place: bool) -> None:
+        self.schedule = schedule
+        self.rank = rank
+        self.in_place = in_place
+        _, steps = happens_before_order(schedule, 1)
+        mine = steps[np.flatnonzero(schedule.step_rank[steps] == rank)].tolist()
+        readers: dict[Place, list[int]] = {}
+        self._overwritten: dict[int, list[int]] = {}
+        for step in mine:
+            writes = self.writes(step)
+            held = list(dict.fromkeys(other for place in writes for other in readers.get(place, ()) if other != step))
+            if held:
+                self._overwritten[step] = held
+            if schedule.target_ptr[step] < schedule.target_ptr[step + 1]:
+                # A step with a destination sends what it has stored there.
+                for place in writes or self.reads(step):
+                    readers.setdefault(place, []).append(step)
+
+    def overwritten_sends(self, step: int) -> list[int]:
+        """Earlier steps with targets whose data ``step`` overwrites."""
+        return self._overwritten.get(step, [])
+
+    def independent(self, first: int, second: int) -> bool:
+        """Whether ``second`` writes nothing that ``first`` reads or writes."""
+        return not set(self.writes(second)) & set(self.writes(first) + self.reads(first))
+
+    def writes(self, step: int) -> list[Place]:
+        buf = Buf(self.schedule.dst_buf[step])
+        return [] if buf is Buf.NONE else self._places(step, buf, int(self.schedule.dst_off[step]))
+
+    def reads(self, step: int) -> list[Place]:
+        schedule = self.schedule
+        places: list[Place] = []
+        for i in range(schedule.operand_ptr[step], schedule.operand_ptr[step + 1]):
+            if schedule.operand_buf[i] != Buf.PEER:
+                places += self._places(step, Buf(schedule.operand_buf[i]), int(schedule.operand_off[i]))
+        return places
+
+    def _places(self, step: int, buf: Buf, off: int) -> list[Place]:
+        return [self._place(buf, i) for i in range(off, off + int(self.schedule.count[step]))]
+
+    def _place(self, buf: Buf, off: int) -> Place:
+        """One name per storage place: in an in-place call an input chunk may be an output chunk."""
+        if buf is Buf.INPUT and self.in_place:
+            block, chunk = divmod(off, self.schedule.chunks)
+            out = self.schedule.spec.aliased_output(self.rank, block)
+            if out is not None:
+                return (Buf.OUTPUT, out * self.schedule.chunks + chunk)
+        return (buf, off)

@@ -1,0 +1,324 @@
+"""Lowering: a schedule becomes the program of one rank for given sizes, segments and element type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.verify import happens_before_order
+from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.executor.actions import Ref, aligned_pieces, copy_act, fold_act, length, sequence
+from topoccl.collectives.executor.arena import LINES, Arena
+from topoccl.collectives.executor.dtypes import DType
+from topoccl.collectives.executor.geometry import Geometry
+from topoccl.collectives.executor.hazards import Hazards
+from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.reduction import Fold
+from topoccl.collectives.executor.wiring import Layout, Wiring
+
+_SCRATCH = 2
+_MAX_SEGMENTS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rank runs: its arena and who shares it. ``member`` maps a local rank to its place in the arena."""
+
+    rank: int
+    arena: Arena | None
+    member: dict[int, int]
+
+
+def least_segments(schedule: Schedule, wiring: Wiring, block_elems: int | Sequence[int], itemsize: int, area: int, wanted: int) -> int:
+    """The smallest number of segments, at least ``wanted``, with which all messages fit into the arena.
+
+    Raises:
+        ConfigError: not even very small segments fit, since the schedule keeps too many messages in flight.
+    """
+    segments = max(wanted, 1)
+    while True:
+        if Layout(wiring, Geometry(schedule, block_elems, segments, itemsize), area).fits:
+            return segments
+        if segments >= _MAX_SEGMENTS:
+            raise ConfigError(f"{schedule.label}: its messages do not fit into {area} bytes of shared memory even in {segments} segments")
+        segments *= 2
+
+
+class Lowering:
+    """Lowers one schedule for one rank; see :func:`lower`."""
+
+    def __init__(
+        self, schedule: Schedule, geometry: Geometry, wiring: Wiring, site: Site, parity: int, kernel: Fold | None, dtype: DType,
+        in_place: bool,
+    ) -> None:  # fmt: skip
+        self.schedule = schedule
+        self.geometry = geometry
+        self.wiring = wiring
+        self.site = site
+        self.parity = parity
+        self.kernel = kernel
+        self.dtype = dtype
+        self.in_place = in_place
+        self.layout = Layout(wiring, geometry, site.arena.area if site.arena else 0)
+        self.slot_elems = geometry.scratch_slot_elems(site.rank)
+        self.slots = 1 if not self.slot_elems else min(schedule.slots, geometry.segments) or geometry.segments
+        self.scratch = self.slots * self.slot_elems
+        self.traffic: dict[int, Traffic] = {}
+        self.waits_for: dict[int, int] = {}
+        self._temps: dict[tuple[int, str, int], tuple[int, int]] = {}
+        self._uses: dict[tuple[int, str], int] = {}
+        self._packed: dict[tuple[int, int], Item] = {}  # (temp start): the item whose sends read it
+
+    # Refs
+
+    def _local(self, buf: Buf, off: int, count: int, segment: int) -> list[Ref]:
+        spans = self.geometry.spans(self.site.rank, buf, off, count, segment)
+        shift = (segment % self.slots) * self.slot_elems if buf is Buf.SCRATCH else 0
+        return [(int(buf), lo + shift, hi + shift) for lo, hi in spans]
+
+    def _temp(self, lane: int, kind: str, elems: int) -> tuple[Ref, tuple[int, int]]:
+        """A temporary range: each lane has two of a kind, used in turn. Also returns the key of the one used."""
+        use = self._uses.get((lane, kind), 0)
+        self._uses[lane, kind] = use + 1
+        key = (lane, kind, use % 2)
+        start, size = self._temps.get(key, (0, -1))
+        if size < elems:
+            start = self.scratch
+            self.scratch += elems
+            self._temps[key] = (start, elems)
+        return (_SCRATCH, start, start + elems), (start, lane)
+
+    # Shared memory
+
+    def _word(self, owner: int, line: int) -> int:
+        arena = self.site.arena
+        assert arena is not None
+        return arena.word(self.site.member[owner], self.parity, line)
+
+    def _slot_view(self, ring_owner: int, offset: int, elems: int) -> Ref:
+        arena = self.site.arena
+        assert arena is not None
+        return arena.slot(self.site.member[ring_owner], self.parity, offset, elems * self.dtype.itemsize).view(self.dtype.carrier)
+
+    def _publish(self, step: int, segment: int, elems: int) -> tuple[Ref, list[Mark], Mark] | None:
+        entry = self.wiring.sent(step)
+        if entry is None:
+            return None
+        ring, index = entry
+        at = segment * len(ring.steps) + index
+        depth = self.layout.depth[id(ring)]
+        guards = []
+        for i, reader in enumerate(ring.readers):
+            word = self._word(ring.owner, ring.line + 1 + i)
+            self.waits_for[word] = reader
+            if at >= depth:
+                guards.append((word, at - depth + 1))
+            self._count(reader, elems, sent=True)
+        view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
+        return view, guards, (self._word(ring.owner, ring.line), at + 1)
+
+    def _take(self, step: int, peer: int, segment: int, elems: int) -> tuple[Ref, Mark, Mark]:
+        ring, index = self.wiring.received(step, peer)
+        at = segment * len(ring.steps) + index
+        depth = self.layout.depth[id(ring)]
+        published = self._word(ring.owner, ring.line)
+        self.waits_for[published] = peer
+        self._count(peer, elems, sent=False)
+        view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
+        taken = self._word(ring.owner, ring.line + 1 + ring.readers.index(self.site.rank))
+        return view, (published, at + 1), (taken, at + 1)
+
+    def _count(self, peer: int, elems: int, *, sent: bool) -> None:
+        row = self.traffic.setdefault(peer, Traffic())
+        if sent:
+            row.sent_messages += 1
+            row.sent_bytes += elems * self.dtype.itemsize
+        else:
+            row.received_messages += 1
+            row.received_bytes += elems * self.dtype.itemsize
+
+    # Steps
+
+    def _item(self, step: int, lane: int, segment: int) -> Item:
+        schedule = self.schedule
+        count = int(schedule.count[step])
+        channel = int(schedule.lane_channel[lane])
+        item = Item(segment, step)
+        dst: list[Ref] | None = None
+        if schedule.dst_buf[step] != Buf.NONE:
+            dst = self._local(Buf(schedule.dst_buf[step]), int(schedule.dst_off[step]), count, segment)
+        at = range(int(schedule.operand_ptr[step]), int(schedule.operand_ptr[step + 1]))
+        places = [(Buf(schedule.operand_buf[i]), int(schedule.operand_off[i])) for i in at]
+        local = {i: self._local(buf, off, count, segment) for i, (buf, off) in enumerate(places) if buf is not Buf.PEER}
+        known = dst if dst is not None else next(iter(local.values()))
+        elems = sum(map(length, known))
+        targets = schedule.targets[schedule.target_ptr[step] : schedule.target_ptr[step + 1]].tolist()
+        remote = [t for t in targets if t not in self.wiring.local]
+        guards: list[Mark] = []
+        signals: list[Mark] = []
+        receives: list[NetMessage] = []
+        operands: list[list[Ref]] = []
+        in_dst = False
+        for i, (buf, off) in enumerate(places):
+            if buf is not Buf.PEER:
+                operands.append(local[i])
+            elif off in self.wiring.local:
+                view, published, taken = self._take(step, off, segment, elems)
+                guards.append(published)
+                signals.append(taken)
+                operands.append([view])
+            else:
+                if len(places) == 1 and dst is not None and len(dst) == 1:
+                    ref = dst[0]
+                    in_dst = True
+                else:
+                    ref, _ = self._temp(lane, f"receive{off}", elems)
+                assert isinstance(ref, tuple)
+                receives.append(NetMessage(off, channel, *ref))
+                operands.append([ref])
+        slot = self._publish(step, segment, elems)
+        if slot is not None:
+            guards.extend(slot[1])
+            signals.append(slot[2])
+        acts = []
+        value = operands[0] if operands else None
+        if value is not None:
+            if len(operands) > 1:
+                assert self.kernel is not None
+                into: list[Ref]
+                if dst is not None and not self._late_operand_in(dst, operands):
+                    into = dst
+                elif slot is not None and dst is None:
+                    into = [slot[0]]
+                else:
+                    temp, key = self._temp(lane, "fold", elems)
+                    item.awaits += self._previous(key, item, remote)
+                    into = [temp]
+                acts += [fold_act(self.kernel, row[1:], row[0]) for row in aligned_pieces([into, *operands])]
+                value = into
+            if dst is not None and value is not dst and not in_dst:
+                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, dst])]
+                value = dst
+            elif dst is not None:
+                value = dst
+            if slot is not None and not (len(value) == 1 and value[0] is slot[0]):
+                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [slot[0]]])]
+            if remote:
+                if len(value) != 1 or not isinstance(value[0], tuple):
+                    packed, key = self._temp(lane, "pack", elems)
+                    item.awaits += self._previous(key, item, remote)
+                    acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [packed]])]
+                    value = [packed]
+                source = value[0]
+                assert isinstance(source, tuple)
+                item.sends = tuple(NetMessage(peer, channel, *source) for peer in remote)
+        item.guards = tuple(guards)
+        item.signals = tuple(signals)
+        item.receives = tuple(receives)
+        item.act = sequence(acts) if elems else None
+        return item
+
+    def _late_operand_in(self, dst: list[Ref], operands: list[list[Ref]]) -> bool:
+        """Whether an operand after the second may share storage with ``dst``: a fold into it would destroy that operand."""
+        late = [ref for operand in operands[2:] for ref in operand if isinstance(ref, tuple)]
+        return any(ref in dst or (self.in_place and ref[0] != _SCRATCH) for ref in late)
+
+    def _previous(self, key: tuple[int, int], item: Item, remote: list[int]) -> tuple[Item, ...]:
+        """The item whose sends still read a temporary, which ``item`` takes over."""
+        before = self._packed.pop(key, None)
+        if remote:
+            self._packed[key] = item
+        return (before,) if before is not None else ()
+
+    def run(self) -> Program:
+        schedule, rank = self.schedule, self.site.rank
+        lanes = list(schedule.lanes_of(rank))
+        position = {int(step): (at, index) for at, lane in enumerate(lanes) for index, step in enumerate(self._steps(lane))}
+        length_of = [len(self._steps(lane)) for lane in lanes]
+        items: list[list[Item]] = [[] for _ in lanes]
+        for segment in range(self.geometry.segments):
+            for at, lane in enumerate(lanes):
+                items[at].extend(self._item(step, lane, segment) for step in self._steps(lane))
+        networked = any(item.receives or item.sends for lane in items for item in lane)
+        if networked:
+            self._add_orders(items, position, length_of)
+        flat = None if networked else self._flatten(items, position, length_of)
+        drained = tuple(
+            (self._word(rank, ring.line + 1 + i), self.geometry.segments * len(ring.steps))
+            for ring in self.wiring.rings.get(rank, ())
+            for i in range(len(ring.readers))
+        )
+        return Program(items, flat, self.scratch, drained, self.waits_for, self.traffic)
+
+    def _steps(self, lane: int) -> range:
+        return range(int(self.schedule.lane_ptr[lane]), int(self.schedule.lane_ptr[lane + 1]))
+
+    def _flatten(self, items: list[list[Item]], position: dict[int, tuple[int, int]], length_of: list[int]) -> list[Item]:
+        if len(items) == 1:
+            return items[0]
+        segments, steps = happens_before_order(self.schedule, self.geometry.segments)
+        mine = np.flatnonzero(self.schedule.step_rank[steps] == self.site.rank)
+        flat = []
+        for segment, step in zip(segments[mine].tolist(), steps[mine].tolist(), strict=True):
+            lane, index = position[step]
+            flat.append(items[lane][segment * length_of[lane] + index])
+        return flat
+
+    def _add_orders(self, items: list[list[Item]], position: dict[int, tuple[int, int]], length_of: list[int]) -> None:
+        """Dependencies between lanes, the window of segments, and items that overwrite what earlier sends still read."""
+        schedule, window = self.schedule, self.schedule.slots
+        hazards = Hazards(schedule, self.site.rank, self.in_place)
+
+        def at(step: int, segment: int) -> tuple[int, int]:
+            lane, index = position[step]
+            return lane, segment * length_of[lane] + index
+
+        for lane_items, steps in zip(items, length_of, strict=True):
+            for number, item in enumerate(lane_items):
+                segment = item.segment
+                deps = [at(dep, segment) for dep in schedule.deps[schedule.dep_ptr[item.step] : schedule.dep_ptr[item.step + 1]].tolist()]
+                awaits = list(item.awaits)
+                for step in hazards.overwritten_sends(item.step):
+                    lane, where = at(step, segment)
+                    if items[lane][where].sends:
+                        awaits.append(items[lane][where])
+                if window and segment >= window and number % steps == 0:
+                    for lane, count in enumerate(length_of):
+                        where = (segment - window + 1) * count
+                        deps.append((lane, where - 1))
+                        awaits.extend(other for other in items[lane][where - count : where] if other.sends)
+                item.deps = tuple(deps)
+                item.awaits = tuple(dict.fromkeys(awaits))
+                if item.receives and number:
+                    before = lane_items[number - 1]
+                    item.early = (before.segment != segment and window != 1) or hazards.independent(before.step, item.step)
+
+
+def lower(
+    schedule: Schedule, wiring: Wiring, block_elems: int | Sequence[int], segments: int, dtype: DType, kernel: Fold | None, site: Site,
+    parity: int, in_place: bool,
+) -> Program:  # fmt: skip
+    """Lowers ``schedule`` to the program of ``site.rank``.
+
+    Args:
+        schedule: a verified schedule.
+        wiring: its rings among the ranks that share memory with this one.
+        block_elems: elements per block, one number or one per block.
+        segments: from :func:`least_segments` when shared memory is used.
+        dtype: the element type.
+        kernel: the fold for reducing collectives, else None.
+        site: this rank's arena.
+        parity: which half of the arena the call uses.
+        in_place: whether input and output share storage.
+
+    Raises:
+        ConfigError: more counters than the arena has.
+    """
+    if wiring.lines.get(site.rank, 0) > LINES:
+        needed = wiring.lines[site.rank]
+        raise ConfigError(f"{schedule.label}: rank {site.rank} needs {needed} counters in shared memory; there are {LINES}")
+    geometry = Geometry(schedule, block_elems, segments, dtype.itemsize)
+    return Lowering(schedule, geometry, wiring, site, parity, kernel, dtype, in_place).run()

@@ -1,0 +1,85 @@
+"""What lowering produces: the steps of one rank, ready to run for one size and type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from topoccl.collectives.executor.actions import Act
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Request
+
+Mark = tuple[int, int]  # (index of a counter in the arena, messages counted within this call)
+
+
+@dataclass(frozen=True, slots=True)
+class NetMessage:
+    """A message over the transport: peer, tag, and the elements ``lo:hi`` of buffer ``buf`` (see actions.Ref)."""
+
+    peer: int
+    tag: int
+    buf: int
+    lo: int
+    hi: int
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One step of one segment: wait for ``guards``, ``act``, set ``signals``; with messages over the transport besides.
+
+    Attributes:
+        guards: counters that must have been reached: data of local peers, and free slots to publish into.
+        act: the data movement, or None.
+        signals: counters to set afterwards.
+        deps: (lane, position) pairs that must be complete first; only looked at when lanes run side by side.
+        receives: messages to receive before ``act``.
+        sends: messages to send after ``act``.
+        awaits: earlier items whose sends must be complete, since this one overwrites what they send.
+        early: whether ``receives`` may be posted while the lane's previous item is still running.
+    """
+
+    segment: int
+    step: int
+    guards: tuple[Mark, ...] = ()
+    act: Act | None = None
+    signals: tuple[Mark, ...] = ()
+    deps: tuple[tuple[int, int], ...] = ()
+    receives: tuple[NetMessage, ...] = ()
+    sends: tuple[NetMessage, ...] = ()
+    awaits: tuple[Item, ...] = ()
+    early: bool = False
+    incoming: list[Request] | None = None
+    outgoing: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages and payload bytes to and from one peer in one run of a program."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Program:
+    """One rank's lowered schedule.
+
+    Attributes:
+        lanes: items of each lane, in order, all segments.
+        flat: all items in one order in which they can be run one after the other without deadlock; None when messages go over
+            the transport, which lanes in shared memory must not wait behind.
+        scratch: elements of scratch that a run needs.
+        drained: counters that tell, with their final values, that all readers have taken this run's messages.
+        waits_for: the rank that sets a counter, for messages about waits that take too long.
+        traffic: messages through shared memory by peer.
+    """
+
+    lanes: list[list[Item]]
+    flat: list[Item] | None
+    scratch: int
+    drained: tuple[Mark, ...]
+    waits_for: dict[int, int]
+    traffic: dict[int, Traffic]

@@ -1,0 +1,123 @@
+"""Reduction kernels: fold k operands into one destination, left to right.
+
+float16, bfloat16 and float8 are added in float32 and rounded once per fold. MIN and MAX propagate NaN. Integers wrap around
+as in C. AVG is a SUM whose result is divided by the number of ranks at the end (integers: rounded towards zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.executor.dtypes import Array, DType
+
+# fold(destination, operands): the destination may be one of the first two operands, never a later one.
+Fold = Callable[[Array, Sequence[Array]], None]
+
+OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+_UFUNCS: dict[str, Any] = {
+    "sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+_TORCH = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}
+
+
+def canonical_op(op: str) -> str:
+    """The canonical name of a reduction.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    name = op.lower()
+    name = {"prod": "product", "mean": "avg", "add": "sum"}.get(name, name)
+    if name not in OPS:
+        raise ConfigError(f"unknown reduction {op!r}; known: {', '.join(OPS)}")
+    return name
+
+
+def accumulating_op(op: str) -> str:
+    """The operation that is applied between operands: AVG and PREMUL_SUM scale at the ends and sum in between."""
+    return "sum" if op in ("avg", "premul_sum") else op
+
+
+def check_op(op: str, dtype: DType) -> None:
+    """Refuses a pair without meaning before anything is sent.
+
+    Raises:
+        ConfigError: bitwise operations on floating or complex elements, MIN or MAX of complex ones.
+    """
+    if op in ("band", "bor", "bxor") and (dtype.is_floating or dtype.is_complex):
+        raise ConfigError(f"reduction {op} has no meaning for {dtype.name}; it needs integers or bool")
+    if op in ("min", "max") and dtype.is_complex:
+        raise ConfigError(f"reduction {op} has no meaning for {dtype.name}: complex numbers have no order")
+
+
+def fold_kernel(op: str, dtype: DType) -> Fold:
+    """The kernel that folds ``op`` (an accumulating one) over operands of ``dtype``."""
+    if not dtype.native:
+        return _torch_fold(op, dtype)
+    if dtype.name == "bool":
+        # On bool a sum is "any", a product "all", as torch and NumPy both have it.
+        ufunc = {"sum": np.logical_or, "product": np.logical_and, "min": np.logical_and, "max": np.logical_or}.get(op) or _UFUNCS[op]
+    else:
+        ufunc = _UFUNCS[op]
+
+    def fold(dst: Array, operands: Sequence[Array]) -> None:
+        ufunc(operands[0], operands[1], dst)
+        for operand in operands[2:]:
+            ufunc(dst, operand, dst)
+
+    return fold
+
+
+def _torch_fold(op: str, dtype: DType) -> Fold:
+    import torch
+
+    torch_dtype = dtype.torch
+    kernel = getattr(torch, _TORCH[op])
+    wide = torch.complex64 if dtype.is_complex else torch.float32
+    direct = dtype.name in ("float16", "bfloat16")
+
+    def fold(dst: Array, operands: Sequence[Array]) -> None:
+        views = [torch.from_numpy(x).view(torch_dtype) for x in operands]
+        out = torch.from_numpy(dst).view(torch_dtype)
+        if len(views) == 2 and direct:
+            kernel(views[0], views[1], out=out)  # computes in float32 and rounds once
+            return
+        total = views[0].to(wide)
+        for view in views[1:]:
+            kernel(total, view.to(wide), out=total)
+        out.copy_(total)
+
+    return fold
+
+
+def divide(data: Array, dtype: DType, ranks: int) -> None:
+    """Turns sums into averages in place; integers are rounded towards zero, bool keeps "any"."""
+    if dtype.name == "bool":
+        return
+    if not dtype.native:
+        import torch
+
+        view = torch.from_numpy(data).view(dtype.torch)
+        view.copy_(view.to(torch.complex64 if dtype.is_complex else torch.float32) / ranks)
+    elif dtype.is_floating or dtype.is_complex:
+        np.divide(data, ranks, data)
+    else:
+        negative = data < 0
+        np.floor_divide(data + np.where(negative, ranks - 1, 0).astype(data.dtype), ranks, data)
+
+
+def scaled(data: Array, dtype: DType, factor: float) -> Array:
+    """``data * factor`` as a new array (PREMUL_SUM's input)."""
+    if dtype.native:
+        return np.multiply(data, np.asarray(factor).astype(data.dtype))
+    import torch
+
+    view = torch.from_numpy(data).view(dtype.torch)
+    product: Array = (view.to(torch.float32) * factor).to(dtype.torch).view(getattr(torch, dtype.carrier.name)).numpy()
+    return product

@@ -1,0 +1,215 @@
+"""Running a program: one after the other inside a host, lanes side by side when messages also go over the transport."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from topoccl.collectives.errors import CollectiveTimeout, TransportError
+from topoccl.collectives.executor.actions import Bufs
+from topoccl.collectives.executor.program import Item, NetMessage, Program
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from topoccl.collectives.transports.base import Request, Transport
+
+_NO_FLAGS = memoryview(b"\0" * 8).cast("q")
+_POLL = 200e-6  # longest sleep on the transport while a lane waits for shared memory
+_PATIENCE = 0.05  # ... and when none does
+
+
+class Runner:
+    """Runs programs of one group.
+
+    Args:
+        transport: for messages between hosts, or None in a group that never needs one.
+        waiter: waits for counters in shared memory; None without shared memory.
+    """
+
+    def __init__(self, transport: Transport | None, waiter: Waiter | None) -> None:
+        self.transport = transport
+        self.waiter = waiter
+        self.flags = _NO_FLAGS if waiter is None else waiter.flags
+        self.aborted: BaseException | None = None
+
+    def run(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+        """Runs ``program`` on the buffers of one call.
+
+        Args:
+            program: lowered for the sizes of these buffers.
+            bufs: flat input, output and scratch.
+            base: added to every counter, so that counters of different calls never meet.
+            timeout: seconds after which the call fails.
+            what: describes the call in errors.
+
+        Raises:
+            CollectiveTimeout: naming the ranks that were waited for.
+            TransportError: a message failed.
+        """
+        if program.flat is not None:
+            self._run_flat(program, bufs, base, timeout, what)
+        else:
+            _LaneRun(self, program, bufs, base, timeout, what).run()
+
+    def wait_all(self, marks: list[tuple[int, int]], timeout: float, what: Callable[[], str]) -> None:
+        """Waits until every counter has its value."""
+        flags = self.flags
+        for word, value in marks:
+            if flags[word] < value:
+                self._wait(word, value, timeout, what, {})
+
+    def _run_flat(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+        flags = self.flags
+        assert program.flat is not None
+        for item in program.flat:
+            for word, count in item.guards:
+                if flags[word] < base + count:
+                    self._wait(word, base + count, timeout, what, program.waits_for)
+            if item.act is not None:
+                item.act(bufs)
+            for word, count in item.signals:
+                flags[word] = base + count
+
+    def _wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:
+        assert self.waiter is not None
+        end = time.monotonic() + timeout
+
+        def check() -> None:
+            if self.aborted is not None:
+                raise self.aborted
+            if time.monotonic() > end:
+                peer = waits_for.get(word)
+                whom = "slow readers of an earlier call" if peer is None else f"rank {peer}"
+                raise CollectiveTimeout(f"{what()} timed out after {timeout:g} s waiting for {whom}")
+
+        self.waiter.wait(word, value, check)
+
+
+class _LaneRun:
+    """One run with messages over the transport: whichever lane can go on does."""
+
+    def __init__(self, runner: Runner, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+        self.runner = runner
+        assert runner.transport is not None
+        self.transport = runner.transport
+        self.program = program
+        self.bufs = bufs
+        self.base = base
+        self.timeout = timeout
+        self.what = what
+        self.done = [0] * len(program.lanes)
+        self.open: list[Request] = []
+        self.blocked_on_memory = False
+        self.nap = FIRST_NAP
+
+    def run(self) -> None:
+        end = time.monotonic() + self.timeout
+        lanes = self.program.lanes
+        try:
+            while any(self.done[i] < len(lane) for i, lane in enumerate(lanes)):
+                self.blocked_on_memory = False
+                progressed = False
+                for number in range(len(lanes)):
+                    progressed |= self._advance(number)
+                if progressed:
+                    self.nap = FIRST_NAP
+                else:
+                    self._idle(end)
+            while self.open:
+                self._idle(end)
+        finally:
+            for lane in lanes:
+                for item in lane:
+                    item.incoming = None
+                    if item.outgoing:
+                        item.outgoing = []
+
+    def _advance(self, number: int) -> bool:
+        """Runs what can be run of one lane; tells whether anything was."""
+        lane = self.program.lanes[number]
+        at = start = self.done[number]
+        flags, base = self.runner.flags, self.base
+        while at < len(lane):
+            item = lane[at]
+            if item.incoming is None:
+                if not self._ready(item):
+                    break
+                self._post(item)
+            if any(flags[word] < base + count for word, count in item.guards):
+                self.blocked_on_memory = True
+                self._post_early(lane, at)
+                break
+            if not self._arrived(item):
+                self._post_early(lane, at)
+                break
+            if item.act is not None:
+                item.act(self.bufs)
+            for word, count in item.signals:
+                flags[word] = base + count
+            if item.sends:
+                item.outgoing = [self._start(message, send=True) for message in item.sends]
+            at += 1
+            self.done[number] = at
+        return at > start
+
+    def _ready(self, item: Item) -> bool:
+        done = self.done
+        return all(done[lane] > at for lane, at in item.deps) and all(r.done for other in item.awaits for r in other.outgoing)
+
+    def _post(self, item: Item) -> None:
+        item.incoming = [self._start(message, send=False) for message in item.receives]
+
+    def _post_early(self, lane: list[Item], at: int) -> None:
+        """Posts the next item's receives as well, so that its message need not wait for this one to be used."""
+        if at + 1 < len(lane):
+            following = lane[at + 1]
+            if following.early and following.incoming is None and self._ready(following):
+                self._post(following)
+
+    def _start(self, message: NetMessage, *, send: bool) -> Request:
+        data: np.ndarray = self.bufs[message.buf][message.lo : message.hi].view("u1")
+        begin = self.transport.isend if send else self.transport.irecv
+        request = begin(message.peer, message.tag, data)
+        if not request.done:
+            self.open.append(request)
+        return request
+
+    def _arrived(self, item: Item) -> bool:
+        assert item.incoming is not None
+        return all(request.done for request in item.incoming)
+
+    def _idle(self, end: float) -> None:
+        if self.runner.aborted is not None:
+            raise self.runner.aborted
+        left = end - time.monotonic()
+        if left <= 0:
+            raise CollectiveTimeout(f"{self.what()} timed out after {self.timeout:g} s waiting for {self._missing()}")
+        if self.open:
+            self.transport.progress(self.open, min(left, _POLL if self.blocked_on_memory else _PATIENCE))
+            failed = next((r for r in self.open if r.error is not None), None)
+            if failed is not None:
+                raise TransportError(f"{self.what()} failed: {failed.error}") from failed.error
+            self.open = [request for request in self.open if not request.done]
+            self.nap = FIRST_NAP
+        else:
+            os.sched_yield() if self.nap == FIRST_NAP else time.sleep(self.nap)
+            self.nap = min(self.nap * 1.5, LONGEST_NAP)
+
+    def _missing(self) -> str:
+        """The ranks that lanes wait for."""
+        flags, base = self.runner.flags, self.base
+        ranks: set[int] = set()
+        for at, lane in zip(self.done, self.program.lanes, strict=True):
+            if at == len(lane):
+                continue
+            item = lane[at]
+            ranks |= {self.program.waits_for[word] for word, count in item.guards if flags[word] < base + count}
+            for message, request in zip(item.receives, item.incoming or (), strict=False):
+                if not request.done:
+                    ranks.add(message.peer)
+            ranks |= {m.peer for other in item.awaits for m, r in zip(other.sends, other.outgoing, strict=False) if not r.done}
+        return f"ranks {', '.join(map(str, sorted(ranks)))}" if ranks else "its own sends"

@@ -1,0 +1,115 @@
+"""Which ranks share memory: claimed by a host's identity, believed only when a probe succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from topoccl.collectives.bootstrap import exchange
+from topoccl.collectives.executor import arena as arenas
+from topoccl.collectives.transports.base import Transport
+from topoccl.topology.graph import Topology, TopologyError
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The ranks that share this rank's memory.
+
+    Attributes:
+        hosts: the verified host of every rank of the group; equal texts share memory (or, with shared memory turned off, claim
+            to).
+        arena: their shared memory; None for a rank that is alone or does without.
+        member: each of these ranks' place in the arena.
+    """
+
+    hosts: tuple[str, ...]
+    arena: arenas.Arena | None
+    member: dict[int, int]
+
+
+def meet(transport: Transport, claims: Sequence[str], timeout: float, *, share: bool = True) -> Neighbours:
+    """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
+
+    For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and
+    try among themselves, until everyone is placed.
+
+    Args:
+        transport: the group's.
+        claims: the host that each rank claims to run on.
+        timeout: seconds.
+        share: False believes the claims and uses no shared memory.
+    """
+    if not share:
+        return Neighbours(tuple(claims), None, {})
+    hosts: list[str | None] = [None] * transport.size
+    mine: arenas.Arena | None = None
+    member: dict[int, int] = {}
+    while True:
+        groups: dict[str, list[int]] = {}
+        for rank, claim in enumerate(claims):
+            if hosts[rank] is None:
+                groups.setdefault(claim, []).append(rank)
+        for claim, ranks in groups.items():
+            if len(ranks) == 1:
+                hosts[ranks[0]] = _name(claim, ranks[0], hosts)
+        waiting = {claim: ranks for claim, ranks in groups.items() if len(ranks) > 1}
+        if not waiting:
+            break
+        group = waiting.get(claims[transport.rank], []) if hosts[transport.rank] is None else []
+        leads = bool(group) and group[0] == transport.rank
+        offer = None
+        opened: arenas.Arena | None = None
+        if leads:
+            opened, offer = arenas.create(len(group))
+        offers = exchange(transport, offer, timeout)
+        if group and not leads:
+            opened = arenas.join(offers[group[0]], len(group))
+        joined = exchange(transport, opened is not None, timeout)
+        if opened is not None:
+            opened.close_fd()
+        for claim, ranks in waiting.items():
+            together = [r for r in ranks if joined[r]]
+            name = _name(claim, ranks[0], hosts)
+            for r in together:
+                hosts[r] = name
+            if transport.rank in together and len(together) > 1:
+                mine = opened
+                member = {r: i for i, r in enumerate(ranks) if joined[r]}
+    return Neighbours(tuple(h for h in hosts if h is not None), mine, member)
+
+
+def _name(claim: str, leader: int, hosts: Sequence[str | None]) -> str:
+    return f"{claim}#{leader}" if claim in hosts else claim
+
+
+def seat(topology: Topology, names: Sequence[str]) -> Topology:
+    """Places ranks on the slots of a described fabric: by host name where the description knows the names, else in order.
+
+    Args:
+        topology: the description.
+        names: the host name of each rank.
+
+    Raises:
+        TopologyError: fewer slots than ranks, in all or on one host; both numbers are in the message.
+    """
+    if len(names) > topology.num_ranks:
+        raise TopologyError(f"topology {topology.name!r} has {topology.num_ranks} slots, fewer than the {len(names)} ranks of the group")
+    known = {}
+    for host in topology.hosts:
+        known[host] = host
+        known[str(topology.vertices[host].attrs.get("name", host))] = host
+    if not all(name in known for name in names):
+        return topology.place(range(len(names)))
+    free: dict[str, list[int]] = {}
+    for slot, host in enumerate(topology.host_of_rank):
+        free.setdefault(host, []).append(slot)
+    order = []
+    for rank, name in enumerate(names):
+        slots = free.get(known[name], [])
+        if not slots:
+            have = topology.host_of_rank.count(known[name])
+            raise TopologyError(
+                f"topology {topology.name!r}: host {name!r} has {have} slots, fewer than the {names.count(name)} ranks on it (rank {rank})"
+            )
+        order.append(slots.pop(0))
+    return topology.place(order)

@@ -1,0 +1,101 @@
+"""Point-to-point messages of users: handed straight to the transport, with tags of their own."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topoccl.collectives.calls import store
+from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
+from topoccl.collectives.executor.dtypes import Array, DType, dtype_of, flat, is_contiguous
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Request, Transport
+
+USER_TAGS = 1 << 15  # the upper half of a transport's tags
+
+
+class Message:
+    """A message under way. ``source`` is the sender's rank once a receive is done."""
+
+    __slots__ = ("_data", "_dtype", "_request", "_target", "_timeout", "_transport", "_what")
+
+    def __init__(self, transport: Transport, request: Request, data: Array, target: Any, dtype: DType, timeout: float, what: str) -> None:
+        self._transport = transport
+        self._request = request
+        self._data = data  # keeps the bytes alive until the transport is done with them
+        self._target = target
+        self._dtype = dtype
+        self._timeout = timeout
+        self._what = what
+
+    @property
+    def source(self) -> int:
+        return self._request.source
+
+    def done(self) -> bool:
+        """Whether the message has been sent or has arrived, or failed; makes progress."""
+        if not self._request.done:
+            self._transport.progress([self._request], 0.0)
+        if self._request.done:
+            self._finish()
+        return self._request.done
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._request.error
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the message.
+
+        Raises:
+            CollectiveTimeout: it did not come in time.
+            TransportError: it never will.
+        """
+        limit = self._timeout if timeout is None else timeout
+        end = time.monotonic() + limit
+        while not self._request.done:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise CollectiveTimeout(f"{self._what} timed out after {limit:g} s")
+            self._transport.progress([self._request], min(left, 1.0))
+        if self._request.error is not None:
+            raise TransportError(f"{self._what} failed: {self._request.error}") from self._request.error
+        self._finish()
+
+    def _finish(self) -> None:
+        target, self._target = self._target, None
+        if target is not None and self._request.error is None:
+            store(target, self._data, self._dtype)
+
+
+def _tag(tag: int) -> int:
+    if not 0 <= tag < USER_TAGS:
+        raise ConfigError(f"tag {tag} is out of range; known tags: 0 to {USER_TAGS - 1}")
+    return USER_TAGS + tag
+
+
+def _peer(transport: Transport, peer: int) -> int:
+    if not 0 <= peer < transport.size:
+        raise ConfigError(f"rank {peer} is not a rank of a group of {transport.size}")
+    return peer
+
+
+def begin_send(transport: Transport, buf: Any, peer: int, tag: int, timeout: float) -> Message:
+    """Begins to send a tensor or array of any layout."""
+    dtype = dtype_of(buf)
+    data = flat(buf if is_contiguous(buf) else (np.ascontiguousarray(buf) if isinstance(buf, np.ndarray) else buf.contiguous()), dtype)
+    request = transport.isend(_peer(transport, peer), _tag(tag), data.view(np.uint8))
+    return Message(transport, request, data, None, dtype, timeout, f"send to rank {peer} with tag {tag}")
+
+
+def begin_recv(transport: Transport, buf: Any, peer: int | None, tag: int, timeout: float) -> Message:
+    """Begins to receive into a tensor or array of any layout; ``peer`` None takes the next message with this tag from anyone."""
+    dtype = dtype_of(buf)
+    direct = is_contiguous(buf)
+    data = flat(buf, dtype) if direct else np.empty(int(np.prod(buf.shape, dtype=np.int64)), dtype.carrier)
+    request = transport.irecv(-1 if peer is None else _peer(transport, peer), _tag(tag), data.view(np.uint8))
+    whom = "any rank" if peer is None else f"rank {peer}"
+    return Message(transport, request, data, None if direct else buf, dtype, timeout, f"recv from {whom} with tag {tag}")

@@ -1,0 +1,125 @@
+"""The result of a call that may still be running, and the thread that runs such calls in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from topoccl.collectives.errors import CollectiveTimeout
+
+
+class Pending:
+    """A call that was begun. :meth:`wait` returns its result or raises its error, as often as it is asked."""
+
+    __slots__ = ("_callbacks", "_event", "_lock", "error", "result")
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Pending], None]] = []
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits at most ``timeout`` seconds for the end of the call.
+
+        Raises:
+            CollectiveTimeout: the call is still running; it goes on.
+            BaseException: what the call raised.
+        """
+        if not self._event.wait(timeout):
+            raise CollectiveTimeout(f"the call is still running after {timeout:g} s")
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def add_done_callback(self, callback: Callable[[Pending], None]) -> None:
+        """Calls ``callback(self)`` when the call ends, on the thread that ends it; at once if it has ended."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Ends the call."""
+        with self._lock:
+            self.result, self.error = result, error
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+class Worker:
+    """Runs the calls of one group one after the other.
+
+    A call on an idle group runs in the caller's thread; asynchronous calls, and those that come while such are open, run in
+    order on a thread of the worker. A call made on that thread (by a callback) runs at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._turn = threading.RLock()
+        self._wake = threading.Condition(threading.Lock())
+        self._queue: deque[tuple[Callable[[], Any], Pending]] = deque()
+        self._open = 0
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Runs ``call`` after all earlier ones and returns its result."""
+        if self._open == 0 or threading.current_thread() is self._thread:
+            with self._turn:
+                return call()
+        return self.submit(call).wait()
+
+    def submit(self, call: Callable[[], Any]) -> Pending:
+        """Begins ``call`` after all earlier ones."""
+        pending = Pending()
+        with self._wake:
+            if self._closing:
+                raise RuntimeError(f"{self.name} is closed")
+            self._open += 1
+            self._queue.append((call, pending))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return pending
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue:
+                    if self._closing:
+                        return
+                    self._wake.wait()
+                call, pending = self._queue.popleft()
+            result, error = None, None
+            try:
+                with self._turn:
+                    result = call()
+            except BaseException as raised:  # kept for whoever waits
+                error = raised
+            with self._wake:
+                self._open -= 1
+            pending.finish(result, error)
+            del call, pending, result, error
+
+    def close(self, timeout: float) -> bool:
+        """Lets open calls end, then stops the thread; False if they did not end in time."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()

@@ -1,0 +1,174 @@
+"""From a call's sizes to a plan: choose a schedule together, lower it for this rank, and remember both."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from topoccl.algorithms.schedule import Schedule
+from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.algorithms.verify import ScheduleError, verify
+from topoccl.collectives.bootstrap import agree
+from topoccl.collectives.executor.arena import Arena, area_bytes
+from topoccl.collectives.executor.dtypes import DType
+from topoccl.collectives.executor.lowering import Site, least_segments, lower
+from topoccl.collectives.executor.program import Program
+from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
+from topoccl.collectives.executor.wiring import Wiring
+
+if TYPE_CHECKING:
+    from topoccl.algorithms.select import Choice, Selector
+    from topoccl.collectives.transports.base import Transport
+
+PLANS = 256  # plans kept per group
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What rank 0 chose for one class of calls; ``in_place`` tells whether the schedule is proven for overlapping buffers."""
+
+    choice: Choice
+    in_place: bool
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.choice.schedule
+
+
+@dataclass(slots=True)
+class Plan:
+    """A schedule lowered for one size and type on this rank, for calls with even and odd sequence numbers."""
+
+    agreed: Agreed
+    make: Callable[[int], Program]
+    programs: list[Program | None] = field(default_factory=lambda: [None, None])
+
+    def program(self, parity: int) -> Program:
+        found = self.programs[parity]
+        if found is None:
+            found = self.programs[parity] = self.make(parity)
+        return found
+
+
+class Planner:
+    """Plans of one group.
+
+    Args:
+        transport: carries rank 0's choice to the others.
+        selector: chooses; only rank 0's is used.
+        hosts: the verified host of each rank.
+        arena: this rank's shared memory and who is in it.
+        timeout: seconds to wait for rank 0.
+        announce: told of each new choice.
+    """
+
+    def __init__(
+        self, transport: Transport, selector: Selector, hosts: Sequence[str], arena: Arena | None, member: dict[int, int], timeout: float,
+        announce: Callable[[Choice], None],
+    ) -> None:  # fmt: skip
+        self.transport = transport
+        self.selector = selector
+        self.timeout = timeout
+        self.announce = announce
+        self.site = Site(transport.rank, arena, member)
+        self._shared: list[tuple[int, ...]] = []
+        if arena is not None:
+            together: dict[str, list[int]] = {}
+            for rank, host in enumerate(hosts):
+                together.setdefault(host, []).append(rank)
+            self._shared = [tuple(ranks) for ranks in together.values() if len(ranks) > 1]
+        self._agreed: dict[Hashable, Agreed] = {}
+        self._wirings: dict[str, list[Wiring]] = {}
+        self._kernels: dict[tuple[str, DType], Fold] = {}
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+
+    def find(self, key: Hashable) -> Plan | None:
+        """The plan remembered under ``key``."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def plan(
+        self,
+        key: Hashable,
+        spec: CollectiveSpec,
+        nbytes: int,
+        block_elems: int | Sequence[int],
+        dtype: DType,
+        op: str | None,
+        in_place: bool,
+    ) -> Plan:
+        """Makes a plan and remembers it under ``key``; every rank of the group calls this for the same call.
+
+        Args:
+            key: whatever tells calls apart for which plans differ.
+            spec: the collective.
+            nbytes: the call's size as nccl-tests counts it, equal on all ranks.
+            block_elems: elements per block, one number or one per block.
+            dtype: the element type.
+            op: the reduction, for collectives that reduce.
+            in_place: whether the call's input and output share storage.
+        """
+        agreed = self._agree(spec, nbytes, dtype.itemsize)
+        schedule = agreed.schedule
+        wirings = self._wire(schedule)
+        segments = agreed.choice.segments
+        if schedule.needs_equal_chunks:
+            segments = 1
+        for wiring in wirings:
+            area = area_bytes(len(wiring.local))
+            segments = least_segments(schedule, wiring, block_elems, dtype.itemsize, area, segments)
+        mine = next((w for w in wirings if self.site.rank in w.local), None) or Wiring(schedule, ())
+        kernel = self._kernel(op, dtype) if spec.reduces else None
+        overlapping = in_place and agreed.in_place
+
+        def make(parity: int) -> Program:
+            return lower(schedule, mine, block_elems, segments, dtype, kernel, self.site, parity, overlapping)
+
+        plan = self._plans[key] = Plan(agreed, make)
+        if len(self._plans) > PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _agree(self, spec: CollectiveSpec, nbytes: int, itemsize: int) -> Agreed:
+        size = self.selector.size_class(spec.collective, nbytes)
+        key = (spec, size, itemsize)
+        agreed = self._agreed.get(key)
+        if agreed is None:
+            mine: Agreed | Exception | None = None
+            if self.transport.rank == 0:
+                try:
+                    mine = self._choose(spec, nbytes, itemsize)
+                except Exception as error:  # raised on every rank below
+                    mine = error
+            told = agree(self.transport, mine, self.timeout)
+            if isinstance(told, Exception):
+                raise told
+            assert isinstance(told, Agreed)
+            agreed = self._agreed[key] = told
+            self.announce(agreed.choice)
+        return agreed
+
+    def _choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int) -> Agreed:
+        choice = self.selector.choose(spec, nbytes, itemsize)
+        try:
+            in_place = spec.aliases and bool(verify(choice.schedule, segments=(1, 3), in_place=True))
+        except ScheduleError:
+            in_place = False
+        return Agreed(choice, in_place)
+
+    def _wire(self, schedule: Schedule) -> list[Wiring]:
+        found = self._wirings.get(schedule.digest)
+        if found is None:
+            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks) for ranks in self._shared]
+        return found
+
+    def _kernel(self, op: str | None, dtype: DType) -> Fold:
+        name = accumulating_op(op or "bor")
+        found = self._kernels.get((name, dtype))
+        if found is None:
+            found = self._kernels[name, dtype] = fold_kernel(name, dtype)
+        return found
