@@ -17,8 +17,8 @@ def build(spec: CollectiveSpec, topology: Topology) -> Schedule:
 
     Chunk i belongs to the i-th rank of the preorder, so what a subtree needs is one range of the data and no message is packed.
     The second phase is a ring of p - 1 rounds of n / p bytes in which nothing is sent that the receiver already holds from the
-    first: no chunk reaches a rank twice, n (p - 1) bytes in all. The root sends at most n ceil(lg p) / 2 + n (1 - 1/p) bytes;
-    neighbouring hosts exchange at most 2n. About 2 n beta + (lg p + p) alpha on one host.
+    first. So no chunk reaches a rank or a host twice: n (p - 1) bytes in all, n into every host but the root's, less than 2n out
+    of any host. On one host about 2n beta and (lg p + p - 1) alpha.
     """
     root, p = checked_root(NAME, spec, topology, COLLECTIVES), spec.ranks
     tree = host_tree(topology, root, "binomial", "binomial")
