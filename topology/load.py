@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from topoccl.topology.generators import generate, is_expression, known_shapes
 from topoccl.topology.graph import Topology, TopologyError
 
 
-def load(text_or_path: str | os.PathLike[str]) -> Topology:
+def load(text_or_path: str | Path) -> Topology:
     """The topology that a generator expression (``cluster:4x2``) or a file (YAML or JSON) describes.
 
     A name that is both is an expression; write ``./ring:8`` for a file of that name.
@@ -17,14 +16,14 @@ def load(text_or_path: str | os.PathLike[str]) -> Topology:
     Raises:
         TopologyError: neither, or one that is wrong; the message names the place, the value and what was expected.
     """
-    text = os.fspath(text_or_path)
+    text = str(text_or_path)
     if isinstance(text_or_path, str) and is_expression(text):
         return generate(text)
     if Path(text).is_file():
         from topoccl.topology import files
 
         return files.load_file(text)
-    if isinstance(text_or_path, str) and ":" in text and os.sep not in text and not text.endswith((".yaml", ".yml", ".json")):
+    if isinstance(text_or_path, str) and ":" in text and "/" not in text and not text.endswith((".yaml", ".yml", ".json")):
         return generate(text)
     raise TopologyError(f"no topology {text!r}: no such file, and not a generator; known generators: {known_shapes()}")
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoccl.topology import Link, Topology, TopologyError, Vertex, VertexKind
@@ -130,6 +130,7 @@ SPECS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(SPECS, st.data())
 def test_a_path_is_a_chain_without_loops_for_any_placement(spec: str, data: st.DataObject) -> None:
     fabric = load(spec)
@@ -145,6 +146,7 @@ def test_a_path_is_a_chain_without_loops_for_any_placement(spec: str, data: st.D
     assert Routes(topology).path(src, dst, rail) == routes.path(src, dst, rail)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["torus:4x4", "mesh:3x4", "ring:9"]), st.data())
 def test_grids_are_crossed_by_shortest_ways(spec: str, data: st.DataObject) -> None:
     topology = load(spec)
