@@ -26,11 +26,12 @@ def build(spec: CollectiveSpec, topology: Topology) -> Schedule:
     b = ScheduleBuilder(spec, NAME, chunks=p)
     buf = [Buf.OUTPUT] * p
     buf[root] = Buf.INPUT
+    host = topology.host_of_rank
     for rank in tree.order:
         if rank != root:
             b.recv(b.lane(rank, "receive part"), tree.parent[rank], (Buf.OUTPUT, position[rank]), tree.sizes[rank])
         for child in tree.children[rank]:
-            b.send(b.lane(rank, "send part"), (buf[rank], position[child]), child, tree.sizes[child])
+            b.send(b.lane(rank, ("send part", host[child] == host[rank])), (buf[rank], position[child]), child, tree.sizes[child])
     # The ring, on a channel of its own. In round k position i passes chunk i - k on.
     for k in range(p - 1):
         for at, rank in enumerate(tree.order):
