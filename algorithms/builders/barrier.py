@@ -78,16 +78,18 @@ def reject_hierarchical(spec: CollectiveSpec, topology: Topology) -> str | None:
     return None
 
 
-ALGORITHM = Algorithm(
-    name=DISSEMINATION,
-    collectives=("barrier",),
-    build=build_dissemination,
-    summary="ceil(lg p) rounds over doubling distances",
-)
-HIERARCHICAL_ALGORITHM = Algorithm(
-    name=HIERARCHICAL,
-    collectives=("barrier",),
-    build=build_hierarchical,
-    reject=reject_hierarchical,
-    summary="gather in the host, dissemination between hosts, release in the host",
+ALGORITHMS = (
+    Algorithm(
+        name=DISSEMINATION,
+        collectives=("barrier",),
+        build=build_dissemination,
+        summary="ceil(lg p) rounds over doubling distances",
+    ),
+    Algorithm(
+        name=HIERARCHICAL,
+        collectives=("barrier",),
+        build=build_hierarchical,
+        reject=reject_hierarchical,
+        summary="gather in the host, dissemination between hosts, release in the host",
+    ),
 )

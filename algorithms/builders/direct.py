@@ -102,17 +102,19 @@ def reject(spec: CollectiveSpec, topology: Topology) -> str | None:
     return None
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=COLLECTIVES,
-    build=build,
-    reject=reject,
-    summary="one round: every rank serves all others, and folds all contributions in one step",
-)
-TWO_SHOT_ALGORITHM = Algorithm(
-    name=TWO_SHOT,
-    collectives=("all_reduce",),
-    build=build_two_shot,
-    reject=reject,
-    summary="two rounds: each rank owns a chunk, folds all contributions in one step and publishes the result",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=COLLECTIVES,
+        build=build,
+        reject=reject,
+        summary="one round: every rank serves all others, and folds all contributions in one step",
+    ),
+    Algorithm(
+        name=TWO_SHOT,
+        collectives=("all_reduce",),
+        build=build_two_shot,
+        reject=reject,
+        summary="two rounds: each rank owns a chunk, folds all contributions in one step and publishes the result",
+    ),
 )

@@ -79,9 +79,11 @@ def _halve_and_double(b: ScheduleBuilder, core: list[int], at: int, source: Buf)
         b.recv(receive, peer, (Buf.OUTPUT, give), size)
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=("all_reduce",),
-    build=build,
-    summary="2 lg p rounds of halving and doubling messages, the largest between neighbours",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=("all_reduce",),
+        build=build,
+        summary="2 lg p rounds of halving and doubling messages, the largest between neighbours",
+    ),
 )

@@ -150,11 +150,13 @@ def reject(spec: CollectiveSpec, topology: Topology) -> str | None:
     return None
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=("all_reduce",),
-    build=build,
-    variants=({"inter": "ring"}, {"inter": "direct"}, {"inter": "exchange"}, {"inter": "ring", "channels": 2}),
-    reject=reject,
-    summary="reduce in the host, exchange between hosts on parallel rails, publish in the host",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=("all_reduce",),
+        build=build,
+        variants=({"inter": "ring"}, {"inter": "direct"}, {"inter": "exchange"}, {"inter": "ring", "channels": 2}),
+        reject=reject,
+        summary="reduce in the host, exchange between hosts on parallel rails, publish in the host",
+    ),
 )

@@ -171,11 +171,13 @@ def reject(spec: CollectiveSpec, topology: Topology) -> str | None:
     return None
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=COLLECTIVES,
-    build=build,
-    variants=({"inter": "ring"}, {"inter": "direct"}),
-    reject=reject,
-    summary="each block crosses each host's link once; published or folded inside the host",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=COLLECTIVES,
+        build=build,
+        variants=({"inter": "ring"}, {"inter": "direct"}),
+        reject=reject,
+        summary="each block crosses each host's link once; published or folded inside the host",
+    ),
 )

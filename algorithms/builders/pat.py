@@ -108,9 +108,11 @@ def _reduce_scatter(b: ScheduleBuilder, order: list[int], at: int, held: list[in
         b.recv_reduce(receive, order[at - e.distance], near, (Buf.OUTPUT, 0) if e is rounds[0] else near, e.count)
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=COLLECTIVES,
-    build=build,
-    summary="ceil(lg p) rounds over any number of ranks, far distances with few bytes, near ones with many",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=COLLECTIVES,
+        build=build,
+        summary="ceil(lg p) rounds over any number of ranks, far distances with few bytes, near ones with many",
+    ),
 )

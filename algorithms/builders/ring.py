@@ -89,10 +89,12 @@ def _reduce_scatter(b: ScheduleBuilder, order: list[int], at: int, channel: int,
             b.send(send, place, successor)
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=COLLECTIVES,
-    build=build,
-    variants=({"channels": 1}, {"channels": 2}, {"channels": 4}),
-    summary="chunks travel around rings over all ranks, each host entered and left once per ring",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=COLLECTIVES,
+        build=build,
+        variants=({"channels": 1}, {"channels": 2}, {"channels": 4}),
+        summary="chunks travel around rings over all ranks, each host entered and left once per ring",
+    ),
 )

@@ -55,9 +55,10 @@ def build(spec: CollectiveSpec, topology: Topology, *, intra: str = "chain") -> 
     step (``intra="flat"``). The two trees use different leaders where a host has several ranks. With one host the trees span the
     ranks instead.
 
-    Rounds: 2 (lg H + L-1) (chain) or 2 (lg H + 1) (flat) with H hosts of at most L ranks; S segments follow each other closely. A host with two children and a parent in one tree is a leaf in the other: it
-    sends and receives at most 2 n (n/2 up from each tree, n/2 down to each child), and all hosts together 2(H-1) n. A rank sends at most
-    n more inside its host. No scratch. Every sum is made once, so all ranks end with the same bits. Right in place.
+    Rounds: 2 (lg H + L-1) (chain) or 2 (lg H + 1) (flat) with H hosts of at most L ranks; S segments follow each other closely. A
+    host with two children and a parent in one tree is a leaf in the other: it sends and receives at most 2 n (n/2 up in each tree,
+    n/2 down to each child), and all hosts together 2(H-1) n. A rank sends at most n more inside its host. No scratch. Every sum is
+    made once, so all ranks end with the same bits. Right in place.
 
     Raises:
         ValueError: an unknown ``intra``, or arguments that do not fit together.
@@ -110,10 +111,12 @@ def _add(b: ScheduleBuilder, tree: int, rank: int, node: _Node) -> None:
             b.send(lane(name), result, below)
 
 
-ALGORITHM = Algorithm(
-    name=NAME,
-    collectives=("all_reduce",),
-    build=build,
-    variants=({"intra": "chain"}, {"intra": "flat"}),
-    summary="two binary trees over the hosts, half of the vector up and down each",
+ALGORITHMS = (
+    Algorithm(
+        name=NAME,
+        collectives=("all_reduce",),
+        build=build,
+        variants=({"intra": "chain"}, {"intra": "flat"}),
+        summary="two binary trees over the hosts, half of the vector up and down each",
+    ),
 )
