@@ -54,9 +54,10 @@ test-plain: $(STAMP)
 test-mpi: $(STAMP)
 	@rm -f $(REPORTS)/mpi-*.xml
 	@for n in $(MPI_TEST_RANKS); do \
-		echo "mpirun -n $$n python -m pytest --with-mpi -m mpi"; \
-		timeout --kill-after=10 $(MPI_TEST_SECONDS) mpirun -n $$n \
-			python -m pytest --with-mpi -m mpi -x -p no:xdist -p no:cacheprovider --junitxml=$(REPORTS)/mpi-$$n.xml || exit 1; \
+		echo "mpirun -n $$n python -m pytest --with-mpi tests/mpi"; \
+		timeout --foreground --kill-after=10 $(MPI_TEST_SECONDS) mpirun -n $$n \
+			python -m pytest --with-mpi tests/mpi -x -p no:xdist -p no:cacheprovider -o faulthandler_timeout=120 \
+				--junitxml=$(REPORTS)/mpi-$$n.xml || exit 1; \
 	done
 
 clean:

@@ -2,9 +2,9 @@
 
 * Everything outside ``tests/mpi/`` runs in one process, with or without MPI on the machine: ``pytest -n 2``. A test that
   starts ranks of its own does so with the fixture ``mpirun``, which skips it where Open MPI is missing.
-* Everything in ``tests/mpi/`` gets the marker ``mpi`` by itself and runs on all ranks at once, each rank running the same tests
-  in the same order: ``mpirun -n 3 python -m pytest --with-mpi -m mpi``. ``@pytest.mark.mpi(min_size=3)`` skips a test on
-  fewer ranks. Without ``--with-mpi`` they are skipped. ``make test-mpi`` runs them on 2, 3 and 4 ranks.
+* Everything in ``tests/mpi/`` (and nothing else) is marked ``mpi`` by itself and runs on all ranks at once, each rank running
+  the same tests in the same order: ``mpirun -n 3 python -m pytest --with-mpi tests/mpi``. ``@pytest.mark.mpi(min_size=3)``
+  skips a test on fewer ranks. Without ``--with-mpi`` the folder is not even imported. ``make test-mpi`` runs it on 2, 3 and 4 ranks.
 * Under mpirun rank 0 reports, another rank only if it fails; the first rank that ends with a failure aborts all. A test that
   hangs is ended by ``faulthandler_timeout`` (pyproject.toml), the whole run by ``timeout`` (Makefile).
 * What the user has set in ``~/.topoccl.conf`` does not count in tests.
@@ -55,10 +55,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         reporter._tw._file = io.StringIO()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path == MPI_TESTS and not config.getoption("--with-mpi") else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(MPI_TESTS) and item.get_closest_marker("mpi") is None:
+        marked = item.get_closest_marker("mpi") is not None
+        if not item.path.is_relative_to(MPI_TESTS):
+            if marked:
+                raise pytest.UsageError(f"{item.nodeid} is marked mpi, but only tests in tests/mpi/ are run under mpirun")
+        elif not marked:
             item.add_marker(pytest.mark.mpi)
 
 
