@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from topoccl.bench.virtual import LabError, LabUnavailable, holder, state
 from topoccl.bench.virtual.plan import FABRIC, Plan, make_plan
@@ -90,6 +91,8 @@ class Cluster:
         directory = state.new_directory(base)
         process: subprocess.Popen[str] | None = None
         try:
+            record = state.Record(directory.name, source, persistent, state.Process.of(os.getpid()), None, {})
+            state.write(directory, record)
             (directory / "hosts").write_text(plan.etc_hosts)
             (directory / "topology.pickle").write_bytes(pickle.dumps(topology))
             (directory / "tmp").mkdir()
@@ -101,18 +104,13 @@ class Cluster:
                 start_new_session=True,  # a Ctrl-C is for the command, not for the namespaces
                 cwd="/",
             )
-            pids = _hold(process, plan, directory, persistent)
-            record = state.Record(
-                directory.name, source, persistent, state.Process.of(os.getpid()), state.Process.of(process.pid), pids
-            )
+            record = replace(record, holder=state.Process.of(process.pid), pids=_hold(process, plan, directory, persistent))
             state.write(directory, record)
             cluster = cls(plan, directory, record, process)
+            (directory / "agent").write_text(cluster._agent_script())
             cluster._build()
         except BaseException:
-            if process is not None:
-                process.kill()
-                process.communicate()
-            shutil.rmtree(directory, ignore_errors=True)
+            _end(process, directory)
             raise
         return cluster
 
@@ -131,16 +129,8 @@ class Cluster:
 
     def close(self) -> None:
         """Take the cluster down: all its processes, namespaces and files. One that was opened or is persistent stays."""
-        if self._process is None or self.record.persistent:
-            return
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel then ends the rest
-            self._process.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._process is not None and not self.record.persistent:
+            _end(self._process, self.directory)
 
     def _build(self) -> None:
         plan = self.plan
@@ -169,7 +159,7 @@ class Cluster:
         entry = ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "--ipc", "--pid", "--"]
         return [*entry, "/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd or os.getcwd(), *argv]
 
-    def agent_script(self) -> str:
+    def _agent_script(self) -> str:
         """A shell script in place of ssh, ``agent HOST COMMAND...``, for use on the cluster's hosts themselves."""
         cases = []
         for host in self.plan.hosts:
@@ -177,7 +167,7 @@ class Cluster:
             inner = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
             cases.append(f"{host.name}) pid={inner};;")
         entry = 'exec nsenter --target="$pid" --net --uts --mount --ipc -- /bin/sh -c "$*"'
-        return "\n".join(['host=$1; shift', 'case "$host" in', *cases, '*) echo "no host $host" >&2; exit 255;;', "esac", entry, ""])
+        return "\n".join(["host=$1; shift", 'case "$host" in', *cases, '*) echo "no host $host" >&2; exit 255;;', "esac", entry, ""])
 
     def traffic(self) -> list[Traffic]:
         """The counters of all shaped devices, in the order of the topology's links."""
@@ -209,6 +199,24 @@ class Cluster:
         return sorted(found)
 
 
+def _end(process: subprocess.Popen[str] | None, directory: Path) -> None:
+    """End the holder, and with it everything; signals wait until that is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        if process is not None:
+            assert process.stdin is not None
+            process.send_signal(signal.SIGTERM)
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()  # the kernel then ends the rest
+                process.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _hold(process: subprocess.Popen[str], plan: Plan, directory: Path, persistent: bool) -> dict[str, int]:
     """Tell the holder what to hold; the pid of a process in each namespace."""
     sysctl = _COMMON | _ASYMMETRIC | (_ROUTED if plan.routed else {})
@@ -221,7 +229,7 @@ def _hold(process: subprocess.Popen[str], plan: Plan, directory: Path, persisten
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
     line = process.stdout.readline()
-    answer = json.loads(line) if line else {"error": "the holder of the namespaces ended"}
+    answer: dict[str, Any] = json.loads(line) if line else {"error": "the holder of the namespaces ended"}
     if "error" in answer:
         raise LabUnavailable(f"this machine does not let virtual clusters be made: {answer['error']}")
     process.stdout.close()

@@ -42,8 +42,8 @@ def _unshare(flags: int) -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    encode = (lambda text: None if text is None else text.encode())
-    result = _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data))
+    words = [None if word is None else word.encode() for word in (source, target, kind, data)]
+    result = _libc.mount(*words[:3], ctypes.c_ulong(flags), words[3])
     _call(f"mount {source} on {target}", result)
 
 
@@ -133,7 +133,10 @@ def _terminate(signum: int, frame: object) -> NoReturn:
 
 
 def main() -> None:
-    request = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return  # who started this is gone already
+    request = json.loads(line)
     pids: dict[str, int] = {}
     try:
         signal.signal(signal.SIGTERM, _terminate)

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from topoccl.bench.virtual import LabError
 from topoccl.bench.virtual.routes import spread
-from topoccl.topology import Topology, TopologyError, VertexKind
-from topoccl.topology import wiring
+from topoccl.topology import Topology, TopologyError, VertexKind, wiring
 
 FABRIC = "fabric"  # the namespace of the bridges; host names are kept apart from it
 HOST_DEVICE = "host0"  # carries the one address of a host in a routed cluster
@@ -232,7 +231,8 @@ class _Planner:
             self.ip[end.space].append(f"link set {end.device} up")
         aliases: list[tuple[str, str]] = []
         if self.routed:
-            hosts, subnets = self._address_hosts(), ("10.0.0.0/16",)
+            hosts = self._address_hosts()
+            subnets: tuple[str, ...] = ("10.0.0.0/16",)
             self._route(cables, ports, hosts)
         else:
             hosts, subnets = self._address_ports(ports, aliases)
@@ -350,5 +350,7 @@ class _Planner:
 
 def _address(subnet: int, number: int) -> str:
     if number >= _SUBNET_SIZE or subnet > 255:
-        raise LabError(f"no address left for interface {number} of subnet {subnet}; a cluster has at most {_SUBNET_SIZE} of them in 255 subnets")
+        raise LabError(
+            f"no address left for interface {number} of subnet {subnet}; a cluster has at most {_SUBNET_SIZE} of them in 255 subnets"
+        )
     return f"10.{subnet}.{number // 250}.{number % 250 + 1}"

@@ -75,7 +75,7 @@ class Record:
         topology: file or expression it was made from, as given.
         persistent: made by ``up``, to last until ``down``; otherwise it belongs to ``owner`` (a ``run``).
         owner: the process that made it.
-        holder: the process that holds the namespaces.
+        holder: the process that holds the namespaces; None before there is one.
         pids: a process in each namespace, by name.
     """
 
@@ -83,17 +83,17 @@ class Record:
     topology: str
     persistent: bool
     owner: Process
-    holder: Process
+    holder: Process | None
     pids: Mapping[str, int]
 
     @property
     def state(self) -> str:
-        """``up``, ``running``, or ``leftover``: nobody will end it, or only its directory is left."""
-        if not self.holder.alive:
-            return "leftover"
-        if self.persistent:
+        """``starting``, ``up``, ``running``, or ``leftover``: nobody will end it, or only its directory is left."""
+        if self.holder is None:
+            return "starting" if self.owner.alive else "leftover"
+        if self.persistent and self.holder.alive:
             return "up"
-        return "running" if self.owner.alive else "leftover"
+        return "running" if self.owner.alive and self.holder.alive else "leftover"
 
 
 def new_directory(base: Path) -> Path:
@@ -124,7 +124,7 @@ def records(base: Path) -> list[Record]:
 def _read(file: Path) -> Record:
     fields = json.loads(file.read_text())
     for key in ("owner", "holder"):
-        fields[key] = Process(**fields[key])
+        fields[key] = fields[key] and Process(**fields[key])
     return Record(**fields)
 
 
@@ -134,6 +134,6 @@ def remove(base: Path, record: Record) -> None:
     Raises:
         LabError: its holder does not die.
     """
-    if record.holder.alive and not record.holder.end(10):
+    if record.holder is not None and not record.holder.end(10):
         raise LabError(f"cluster {record.id}: its holder, process {record.holder.pid}, does not die")
     shutil.rmtree(base / record.id, ignore_errors=True)
