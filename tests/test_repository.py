@@ -151,6 +151,21 @@ def test_import_contract_can_fail(tmp_path: Path, module: str, line: str, contra
     assert f"topoccl.{module.replace('/', '.')} -> " in result.stdout
 
 
+def test_import_contracts_let_discovery_and_the_command_line_through(tmp_path: Path) -> None:
+    repository = copy_sources(tmp_path / "copy")
+    if not (repository / "topology" / "discovery").is_dir():
+        (repository / "topology" / "discovery.py").write_text("import os, socket, subprocess, time\n")
+    else:
+        (repository / "topology" / "discovery" / "x.py").write_text("import os, socket, subprocess, time\n")
+    for name in ("bench", "lab"):
+        (repository / "collectives" / "cli" / f"{name}.py").write_text(
+            "def run(args):\n    from topoccl.bench import y\n    import topoccl.bench\n"
+        )
+    (repository / "bench" / "y.py").write_text("import topoccl.collectives.config, torch\n")
+    result = lint_imports(repository)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_nothing_speaks_of_one_machine() -> None:
     """No tracked text file holds an absolute path below a home or work folder."""
     if shutil.which("git") is None or not (REPOSITORY / ".git").exists():

@@ -164,3 +164,10 @@ def test_bad_variable_ends_the_program() -> None:
         == "topoccl: error: TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, mpi, gloo, memory (threads of one process)\n"
     )
     assert "Traceback" in topoccl_command("env", TOPOCCL_TRANSPORT="ucx", TOPOCCL_DEBUG="TRACE").stderr
+
+
+def test_bad_variable_is_told_on_every_rank(mpirun: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    result = mpirun(2, sys.executable, "-m", "topoccl", "env", env={"TOPOCCL_SHM": "maybe"})
+    assert result.returncode != 0
+    assert "topoccl: error: TOPOCCL_SHM='maybe': neither 0 nor 1; known values: 1, 0\n" in result.stderr
+    assert "Traceback" not in result.stderr
