@@ -66,6 +66,7 @@ class Lowering:
         self.slot_elems = geometry.scratch_slot_elems(site.rank)
         self.slots = 1 if not self.slot_elems else min(schedule.slots, geometry.segments) or geometry.segments
         self.scratch = self.slots * self.slot_elems
+        self.hazards: Hazards | None = None  # only needed where messages go over the transport
         self.traffic: dict[int, Traffic] = {}
         self.waits_for: dict[int, int] = {}
         self._temps: dict[tuple[int, str, int], tuple[int, int]] = {}
@@ -171,10 +172,12 @@ class Lowering:
                 signals.append(taken)
                 operands.append([view])
             else:
-                if len(places) == 1 and dst is not None and len(dst) == 1:
+                assert self.hazards is not None
+                if len(places) == 1 and dst is not None and len(dst) == 1 and not self.hazards.overwritten_sends(step):
                     ref = dst[0]
                     in_dst = True
                 else:
+                    # Also where earlier sends still read dst: two ranks that waited for these before they receive could block each other.
                     ref, _ = self._temp(lane, f"receive{off}", elems)
                 assert isinstance(ref, tuple)
                 receives.append(NetMessage(off, channel, *ref))
@@ -218,6 +221,7 @@ class Lowering:
         item.guards = tuple(guards)
         item.signals = tuple(signals)
         item.receives = tuple(receives)
+        item.staged = not in_dst
         item.act = sequence(acts) if elems else None
         return item
 
@@ -239,19 +243,29 @@ class Lowering:
         position = {int(step): (at, index) for at, lane in enumerate(lanes) for index, step in enumerate(self._steps(lane))}
         length_of = [len(self._steps(lane)) for lane in lanes]
         items: list[list[Item]] = [[] for _ in lanes]
+        if self._networked(lanes):
+            self.hazards = Hazards(schedule, rank, self.in_place)
         for segment in range(self.geometry.segments):
             for at, lane in enumerate(lanes):
                 items[at].extend(self._item(step, lane, segment) for step in self._steps(lane))
-        networked = any(item.receives or item.sends for lane in items for item in lane)
-        if networked:
+        if self.hazards is not None:
             self._add_orders(items, position, length_of)
-        flat = None if networked else self._flatten(items, position, length_of)
+        flat = None if self.hazards is not None else self._flatten(items, position, length_of)
         drained = tuple(
             (self._word(rank, ring.line + 1 + i), self.geometry.segments * len(ring.steps))
             for ring in self.wiring.rings.get(rank, ())
             for i in range(len(ring.readers))
         )
         return Program(items, flat, self.scratch, drained, self.waits_for, self.traffic)
+
+    def _networked(self, lanes: Sequence[int]) -> bool:
+        """Whether this rank has messages to or from ranks whose memory it does not share."""
+        schedule, local = self.schedule, self.wiring.local
+        lo, hi = (int(schedule.lane_ptr[lanes[0]]), int(schedule.lane_ptr[lanes[-1] + 1])) if lanes else (0, 0)
+        operands = slice(int(schedule.operand_ptr[lo]), int(schedule.operand_ptr[hi]))
+        peers = schedule.operand_off[operands][schedule.operand_buf[operands] == Buf.PEER].tolist()
+        peers += schedule.targets[schedule.target_ptr[lo] : schedule.target_ptr[hi]].tolist()
+        return any(peer not in local for peer in peers)
 
     def _steps(self, lane: int) -> range:
         return range(int(self.schedule.lane_ptr[lane]), int(self.schedule.lane_ptr[lane + 1]))
@@ -269,8 +283,8 @@ class Lowering:
 
     def _add_orders(self, items: list[list[Item]], position: dict[int, tuple[int, int]], length_of: list[int]) -> None:
         """Dependencies between lanes, the window of segments, and items that overwrite what earlier sends still read."""
-        schedule, window = self.schedule, self.schedule.slots
-        hazards = Hazards(schedule, self.site.rank, self.in_place)
+        schedule, window, hazards = self.schedule, self.schedule.slots, self.hazards
+        assert hazards is not None
 
         def at(step: int, segment: int) -> tuple[int, int]:
             lane, index = position[step]
@@ -294,7 +308,8 @@ class Lowering:
                 item.awaits = tuple(dict.fromkeys(awaits))
                 if item.receives and number:
                     before = lane_items[number - 1]
-                    item.early = (before.segment != segment and window != 1) or hazards.independent(before.step, item.step)
+                    apart = before.segment != segment and window != 1
+                    item.early = item.staged or apart or hazards.independent(before.step, item.step)
 
 
 def lower(

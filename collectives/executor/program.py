@@ -36,6 +36,7 @@ class Item:
         receives: messages to receive before ``act``.
         sends: messages to send after ``act``.
         awaits: earlier items whose sends must be complete, since this one overwrites what they send.
+        staged: whether ``receives`` go to temporary storage, so that they may be posted before ``deps`` and ``awaits`` hold.
         early: whether ``receives`` may be posted while the lane's previous item is still running.
     """
 
@@ -48,6 +49,7 @@ class Item:
     receives: tuple[NetMessage, ...] = ()
     sends: tuple[NetMessage, ...] = ()
     awaits: tuple[Item, ...] = ()
+    staged: bool = True
     early: bool = False
     incoming: list[Request] | None = None
     outgoing: list[Request] = field(default_factory=list)

@@ -136,14 +136,14 @@ class _LaneRun:
         while at < len(lane):
             item = lane[at]
             if item.incoming is None:
-                if not self._ready(item):
+                if not item.staged and not self._ready(item):
                     break
                 self._post(item)
             if any(flags[word] < base + count for word, count in item.guards):
                 self.blocked_on_memory = True
                 self._post_early(lane, at)
                 break
-            if not self._arrived(item):
+            if not self._arrived(item) or (item.staged and not self._ready(item)):
                 self._post_early(lane, at)
                 break
             if item.act is not None:
@@ -167,7 +167,7 @@ class _LaneRun:
         """Posts the next item's receives as well, so that its message need not wait for this one to be used."""
         if at + 1 < len(lane):
             following = lane[at + 1]
-            if following.early and following.incoming is None and self._ready(following):
+            if following.early and following.incoming is None and (following.staged or self._ready(following)):
                 self._post(following)
 
     def _start(self, message: NetMessage, *, send: bool) -> Request:
