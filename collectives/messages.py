@@ -10,11 +10,13 @@ import numpy as np
 from topoccl.collectives.calls import store
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.dtypes import Array, DType, dtype_of, flat, is_contiguous
+from topoccl.collectives.transports.base import TAG_BITS
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Request, Transport
 
-USER_TAGS = 1 << 15  # the upper half of a transport's tags
+_BASE = 1 << (TAG_BITS - 1)  # tags of users lie in the upper half
+USER_TAGS = _BASE - 1  # how many there are; the topmost tag is the bootstrap's
 
 
 class Message:
@@ -74,7 +76,7 @@ class Message:
 def _tag(tag: int) -> int:
     if not 0 <= tag < USER_TAGS:
         raise ConfigError(f"tag {tag} is out of range; known tags: 0 to {USER_TAGS - 1}")
-    return USER_TAGS + tag
+    return _BASE + tag
 
 
 def _peer(transport: Transport, peer: int) -> int:

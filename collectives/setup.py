@@ -1,0 +1,100 @@
+"""From processes that were started to a communicator: transport, hosts, fabric, selection."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from topoccl.algorithms.calibration import default_profile
+from topoccl.algorithms.registry import known_names
+from topoccl.algorithms.select import Selector
+from topoccl.collectives.bootstrap import choose_transport, exchange_or_raise, launch_environment, open_transport
+from topoccl.collectives.communicator import Communicator, open_communicators
+from topoccl.collectives.config import Config, check_agreement
+from topoccl.collectives.executor.arena import supported
+from topoccl.collectives.hosts import meet, seat
+from topoccl.topology.discovery import HostFacts, assemble, discover_host
+from topoccl.topology.files import dump
+from topoccl.topology.load import load
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Transport
+    from topoccl.topology.graph import Topology
+
+
+def init(**options: Any) -> Communicator:
+    """The communicator of all ranks of this job, however it was started (mpirun, torchrun, or one process alone).
+
+    Args:
+        options: fields of :class:`~topoccl.collectives.config.Config`, which beat ``TOPOCCL_*`` variables.
+
+    Raises:
+        ConfigError: a value that cannot be used, or ranks whose values differ; on every rank.
+        TopologyError: a topology file that is wrong or has fewer slots than ranks; on every rank.
+        TransportError, CollectiveTimeout: ranks cannot reach each other.
+    """
+    config = Config.from_environment(os.environ, **options)
+    info = launch_environment(os.environ)
+    transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
+    try:
+        return connect(transport, config)
+    except BaseException:
+        transport.close()
+        raise
+
+
+def connect(transport: Transport, config: Config, name: str = "world") -> Communicator:
+    """A communicator over an open transport; every rank of it calls this. Errors of one rank are raised on all.
+
+    Raises:
+        ConfigError, TopologyError: as :func:`init`.
+    """
+    logger = config.logger(transport.rank)
+    share = config.shm
+    if share and (reason := supported()):
+        logger.warn_once("SHM", "shared memory is not used: %s", reason)
+        share = False
+    mine: Any
+    try:
+        facts = discover_host()
+        described = load(config.topo_file) if config.topo_file else None
+        config.algo_rules(known_names())
+        mine = (config.agreement(), facts, config.hostid or facts.identity, described, share)
+    except Exception as error:  # told to all ranks
+        mine = error
+    told = exchange_or_raise(transport, mine, config.timeout)
+    check_agreement([agreement for agreement, *_ in told])
+    share = all(row[4] for row in told)
+    neighbours = meet(transport, [claim for _, _, claim, _, _ in told], config.timeout, share=share)
+    topology = _fabric([facts for _, facts, *_ in told], neighbours.hosts, told[0][3], config)
+    if config.topo_dump_file and transport.rank == 0:
+        _write(config.topo_dump_file, dump(topology))
+    rules = config.algo_rules(known_names())
+    selector = Selector(topology, rules, default_profile(transport.name), config.fallback)
+    logger.info("INIT", "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology)
+    return Communicator(transport, topology, neighbours, config, logger, selector, name)
+
+
+def _fabric(facts: list[HostFacts], hosts: tuple[str, ...], described: Topology | None, config: Config) -> Topology:
+    """What ranks plan with: the described fabric with ranks put on their hosts, else the discovered one."""
+    if described is not None:
+        return seat(described, [f.hostname for f in facts])
+    return assemble(facts, list(hosts))
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a whole file or none."""
+    partial = f"{path}.{os.getpid()}.tmp"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(partial, path)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Programs may end without closing: inner threads and descriptors must not outlive the interpreter's teardown."""
+    for communicator in list(open_communicators):
+        communicator.abort("the program ended")
+        communicator.close()
