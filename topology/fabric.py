@@ -7,8 +7,9 @@ to each other by links of kind ``net``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 from topoccl.topology.graph import Link, Topology, TopologyError, Vertex, VertexKind
@@ -17,6 +18,9 @@ MEMORY_BANDWIDTH = 10e9
 """What one slot moves through shared memory, bytes/s per direction, unless said otherwise."""
 MEMORY_LATENCY = 1e-6
 """Seconds between a slot and its host's hub, unless said otherwise."""
+NUMA_BANDWIDTH = 40e9
+"""What crosses from one NUMA node to the others, bytes/s per direction, unless said otherwise."""
+NUMA_LATENCY = 0.1e-6
 NET_BANDWIDTH = 1.25e9
 """10 Gbit/s: the rate of a NIC of which nothing is known, bytes/s per direction."""
 NET_LATENCY = 5e-6
@@ -32,6 +36,9 @@ def pcie_for(nic: float) -> float:
     return next((rate for rate in _PCIE_X16 if rate >= nic), nic)
 
 
+_Attrs = Mapping[str, Any]
+
+
 class Fabric:
     """Collects vertices and links in order; :meth:`build` freezes them."""
 
@@ -42,40 +49,72 @@ class Fabric:
         self._slots: dict[str, list[str]] = {}
         self._racks: dict[str, str] = {}
 
-    def add(self, vertex: str, kind: VertexKind, host: str | None = None, **attrs: Any) -> str:
+    def add(self, vertex: str, kind: VertexKind, host: str | None = None, attrs: _Attrs = MappingProxyType({})) -> str:
+        """Any vertex; slots count for the placement in the order in which they are added."""
+        if kind is VertexKind.SLOT and host is not None:
+            self._slots.setdefault(host, []).append(vertex)
         self.vertices.append(Vertex(vertex, kind, host, attrs))
         return vertex
 
-    def host(self, name: str, *, rack: str | None = None, **attrs: Any) -> str:
-        """A host's hub. ``rack`` only matters for the placement ``alternate``."""
-        self._slots[name] = []
+    def host(self, name: str, *, rack: str | None = None, inside: str | None = None, attrs: _Attrs = MappingProxyType({})) -> str:
+        """A host's hub. ``rack`` only matters for the placement ``alternate``; ``inside`` is a host that contains this one."""
         self._racks[name] = name if rack is None else rack
-        return self.add(name, VertexKind.HOST, **attrs)
+        return self.add(name, VertexKind.HOST, inside, attrs)
 
-    def bare_slot(self, host: str, **attrs: Any) -> str:
+    def bare_slot(self, host: str, attrs: _Attrs = MappingProxyType({})) -> str:
         """A slot with no link yet (an accelerator)."""
-        slot = f"{host}.s{len(self._slots[host])}"
-        self._slots[host].append(slot)
-        return self.add(slot, VertexKind.SLOT, host, **attrs)
+        return self.add(f"{host}.s{len(self._slots.get(host, ()))}", VertexKind.SLOT, host, attrs)
 
     def slot(
-        self, host: str, *, hub: str | None = None, memory: float = MEMORY_BANDWIDTH, latency: float = MEMORY_LATENCY, **attrs: Any
+        self,
+        host: str,
+        *,
+        hub: str | None = None,
+        memory: float = MEMORY_BANDWIDTH,
+        latency: float = MEMORY_LATENCY,
+        attrs: _Attrs = MappingProxyType({}),
     ) -> str:
         """A slot that reaches the ``hub`` (the host, or one of its NUMA nodes) through shared memory."""
-        slot = self.bare_slot(host, **attrs)
+        slot = self.bare_slot(host, attrs)
         self.link(slot, hub or host, memory, latency, "shm")
         return slot
 
-    def nic(self, host: str, name: str, rate: float, *, hub: str | None = None, pcie: float | None = None, **attrs: Any) -> str:
+    def numa(
+        self,
+        host: str,
+        name: str,
+        *,
+        bandwidth: float = NUMA_BANDWIDTH,
+        latency: float = NUMA_LATENCY,
+        attrs: _Attrs = MappingProxyType({}),
+    ) -> str:
+        """A NUMA node, joined to the host's hub: what goes between nodes crosses this link."""
+        node = self.add(f"{host}.{name}", VertexKind.NUMA, host, attrs)
+        self.link(node, host, bandwidth, latency, "numa")
+        return node
+
+    def nic(
+        self, host: str, name: str, rate: float, *, hub: str | None = None, pcie: float | None = None, attrs: _Attrs = MappingProxyType({})
+    ) -> str:
         """A NIC of ``rate`` bytes/s, not plugged in yet; its PCIe link is by default as wide as the rate needs."""
-        nic = self.add(f"{host}.{name}", VertexKind.NIC, host, **attrs)
+        nic = self.add(f"{host}.{name}", VertexKind.NIC, host, attrs)
         self.link(hub or host, nic, pcie_for(rate) if pcie is None else pcie, PCIE_LATENCY, "pcie")
         return nic
 
-    def switch(self, name: str, host: str | None = None, **attrs: Any) -> str:
-        return self.add(name, VertexKind.SWITCH, host, **attrs)
+    def switch(self, name: str, host: str | None = None) -> str:
+        return self.add(name, VertexKind.SWITCH, host)
 
-    def link(self, a: str, b: str, bandwidth: float, latency: float, kind: str, *, back: float | None = None, **attrs: Any) -> None:
+    def link(
+        self,
+        a: str,
+        b: str,
+        bandwidth: float,
+        latency: float,
+        kind: str,
+        *,
+        back: float | None = None,
+        attrs: _Attrs = MappingProxyType({}),
+    ) -> None:
         """Both directions of a link: ``bandwidth`` from ``a`` to ``b``, ``back`` (by default the same) from ``b`` to ``a``."""
         self.links.append(Link(a, b, bandwidth, latency, kind, attrs))
         self.links.append(Link(b, a, bandwidth if back is None else back, latency, kind, attrs))
@@ -96,12 +135,23 @@ class Fabric:
             case "alternate":
                 racks: dict[str, list[list[str]]] = {}
                 for host, slots in self._slots.items():
-                    racks.setdefault(self._racks[host], []).append(slots)
+                    racks.setdefault(self._racks.get(host, host), []).append(slots)
                 return _deal([_deal(hosts) for hosts in racks.values()])
         raise TopologyError(f"topology {self.name!r}: unknown placement {placement!r}; known: {', '.join(PLACEMENTS)}, or a list of slots")
 
+    def ordered(self) -> list[Vertex]:
+        """Vertices in the order of the file format: every host with what it contains, then what belongs to no host."""
+        inside: dict[str | None, list[Vertex]] = {}
+        for vertex in self.vertices:
+            inside.setdefault(None if vertex.kind is VertexKind.HOST else vertex.host, []).append(vertex)
+        rest = inside.pop(None, [])
+        hosts = [vertex for vertex in rest if vertex.kind is VertexKind.HOST]
+        found = [vertex for host in hosts for vertex in (host, *inside.pop(host.id, ()))]
+        strays = [vertex for some in inside.values() for vertex in some]  # of a host that was never declared: Topology will say so
+        return [*found, *(vertex for vertex in rest if vertex.kind is not VertexKind.HOST), *strays]
+
     def build(self, placement: str | Sequence[str] = "packed") -> Topology:
-        return Topology(self.name, self.vertices, self.links, self.slots(placement))
+        return Topology(self.name, self.ordered(), self.links, self.slots(placement))
 
 
 def _deal(groups: list[list[str]]) -> list[str]:

@@ -345,14 +345,14 @@ def _dgx(model: str) -> Callable[[Fabric, str, _Options], str]:
         pcie, latency = max(options.rate("pcie", box.pcie), rate), options.time("latency", _NIC_LATENCY)
         gpus = []
         for index in range(count):
-            host = fabric.host(f"h{index}", model=model)
-            gpus.append([fabric.bare_slot(host, accelerator=model) for _ in range(8)])
+            host = fabric.host(f"h{index}", attrs={"model": model})
+            gpus.append([fabric.bare_slot(host, {"accelerator": model}) for _ in range(8)])
             if not box.cube_mesh:
                 nvswitch = fabric.switch(f"{host}.nvswitch", host)
                 for gpu in gpus[-1]:
                     fabric.link(gpu, nvswitch, nvlink, _NVLINK_LATENCY, "nvlink")
             for a, b, lanes in box.cube_mesh:
-                fabric.link(gpus[-1][a], gpus[-1][b], nvlink * lanes, 2 * _NVLINK_LATENCY, "nvlink", lanes=lanes)
+                fabric.link(gpus[-1][a], gpus[-1][b], nvlink * lanes, 2 * _NVLINK_LATENCY, "nvlink", attrs={"lanes": lanes})
         if count > 1:
             rails = options.choice("fabric", ("switch", "rails")) == "rails"
             switches = [fabric.switch(f"ib{nic}") for nic in range(box.nics if rails else 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from topoccl.topology.files import load_file
 from topoccl.topology.generators import generate, is_expression, known_shapes
 from topoccl.topology.graph import Topology, TopologyError
 
@@ -20,9 +21,7 @@ def load(text_or_path: str | Path) -> Topology:
     if isinstance(text_or_path, str) and is_expression(text):
         return generate(text)
     if Path(text).is_file():
-        from topoccl.topology import files
-
-        return files.load_file(text)
+        return load_file(text)
     if isinstance(text_or_path, str) and ":" in text and "/" not in text and not text.endswith((".yaml", ".yml", ".json")):
         return generate(text)
     raise TopologyError(f"no topology {text!r}: no such file, and not a generator; known generators: {known_shapes()}")

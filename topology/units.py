@@ -12,7 +12,8 @@ import re
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+# Units in a second, since 7 / 1e6 is the float nearest to 7 us and 7 * 1e-6 need not be.
+_TIMES = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "μs": 1e6, "ns": 1e9, "min": 1 / 60, "h": 1 / 3600}
 _SIZE = re.compile(rf"({_NUMBER})\s*([KMGT]?)(?:I?B)?", re.ASCII)
 _RATE = re.compile(rf"({_NUMBER})\s*([kKmMgGtT]?)(?:(B|[Bb]ytes?)(?:/s|ps)|([Bb]its?|b)(?:/s|ps)?)", re.ASCII)
 _TIME = re.compile(rf"({_NUMBER})\s*([a-zµμ]*)")
@@ -83,7 +84,7 @@ def parse_time(text: str | float) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         value = float(text)
     elif isinstance(text, str) and (match := _TIME.fullmatch(text.strip())) and match[2] in _TIMES:
-        value = float(match[1]) * _TIMES[match[2]]
+        value = float(match[1]) / _TIMES[match[2]]
     if value is None:
         raise ValueError(f"bad time {text!r}: expected {_TIME_HINT}")
     if not (math.isfinite(value) and value >= 0):
