@@ -19,7 +19,8 @@ Matrix = npt.NDArray[np.float64]
 
 MAX_TOUR = 64
 """Above this many places a tour follows a depth-first walk of the graph instead of a search over distances."""
-_SEARCH_BUDGET = 20_000
+_SEARCH_BUDGET = 20_000  # moves in the search for a tour of nearest places
+_STARTS = 8  # tours that are improved until they get no shorter
 
 
 @lru_cache(maxsize=128)
@@ -87,9 +88,10 @@ def _tour(topology: Topology, ranks: Sequence[int]) -> list[int]:
         return _walk(topology, ranks)
     matrix = distances(topology, ranks)
     found = [list(range(len(ranks)))]
-    if not np.allclose(matrix[~np.eye(len(ranks), dtype=bool)], matrix[0, 1], rtol=1e-9):
+    if not np.allclose(matrix[~np.eye(len(ranks), dtype=bool)], matrix[0, 1], rtol=1e-9, atol=0):
         hamiltonian = _hamiltonian(matrix)
-        found += [hamiltonian] if hamiltonian else [_two_opt(matrix, start) for start in (found[0], _nearest(matrix))]
+        starts = [found[0], *(_nearest(matrix, first) for first in range(min(len(ranks), _STARTS)))]
+        found += [hamiltonian] if hamiltonian else [_two_opt(matrix, start) for start in starts]
     best = min(found, key=lambda tour: (round(_length(matrix, tour) / matrix.max(), 9), found.index(tour)))
     return [ranks[i] for i in best]
 
@@ -98,9 +100,9 @@ def _length(matrix: Matrix, tour: Sequence[int]) -> float:
     return float(matrix[tour, [*tour[1:], tour[0]]].sum())
 
 
-def _nearest(matrix: Matrix) -> list[int]:
-    """Nearest neighbour first, from place 0; of equally near ones the lowest."""
-    tour, left = [0], set(range(1, len(matrix)))
+def _nearest(matrix: Matrix, first: int) -> list[int]:
+    """Nearest neighbour next, from place ``first``; of equally near ones the lowest."""
+    tour, left = [first], set(range(len(matrix))) - {first}
     while left:
         row = matrix[tour[-1]]
         nearest = min(row[i] for i in left) * (1 + 1e-9)

@@ -80,8 +80,8 @@ def known_names() -> dict[str, list[str]]:
 def build_verified(algorithm: Algorithm, spec: CollectiveSpec, topology: Topology, params: Mapping[str, Any] | None = None) -> Schedule:
     """Builds a schedule and proves it (for 1 and 3 segments, input and output apart) before anybody gets it; results are remembered.
 
-    A schedule with a proof size above :data:`~topoccl.algorithms.verify.PROOF_LIMIT` is vouched for by the proof of what the same builder makes, with the
-    same parameters, for :data:`SAMPLE_RANKS` of its ranks on the same fabric.
+    A schedule with a proof size above :data:`~topoccl.algorithms.verify.PROOF_LIMIT` is vouched for by the proof of what the same
+    builder makes, with the same parameters, for :data:`SAMPLE_RANKS` of its ranks on the same fabric.
 
     Args:
         params: the builder's parameters, such as one of ``algorithm.variants``; by default the builder's own defaults.
@@ -93,7 +93,8 @@ def build_verified(algorithm: Algorithm, spec: CollectiveSpec, topology: Topolog
     reason = algorithm.reject(spec, topology)
     if reason is not None:
         raise ValueError(f"{algorithm.name} cannot serve {spec.collective} here: {reason}")
-    return _build(algorithm.build, spec, topology, tuple(sorted((params or {}).items())))
+    build: Any = algorithm.build  # a function, thus hashable, which its protocol does not say
+    return _build(build, spec, topology, tuple(sorted((params or {}).items())))
 
 
 @lru_cache(maxsize=128)
