@@ -246,7 +246,8 @@ def _end_groups(running: Sequence[subprocess.Popen[bytes]], first: signal.Signal
     groups = {process.pid for process in running}
     for signum in (first, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _GRACE
-        told: set[int] = set(groups)  # not nsenter itself: it ends with what it has started, and says how that ended
+        # nsenter itself ends with what it has started, and says how that ended
+        told = set() if signum == signal.SIGKILL else set(groups)
         while alive := _members(groups):
             for pid in alive - told:  # also what has been started only after the first round
                 with suppress(ProcessLookupError):

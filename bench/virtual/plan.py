@@ -14,7 +14,6 @@ counters hold the programs' traffic only, and loops of switches are harmless.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -268,19 +267,17 @@ class _Planner:
         subnets = []
         for d, domain in enumerate(self.domains):
             members = [end for end, port in ports if port.vertex in domain]
+            firsts: dict[str, End] = {}
             addresses: dict[End, str] = {}
-            seen: Counter[str] = Counter()
             extra = len(self.index)
             for end in members:
                 number = index_of[end.space]
-                if seen[end.space]:
+                if firsts.setdefault(end.space, end) is not end:
                     number, extra = extra, extra + 1
-                seen[end.space] += 1
                 addresses[end] = _address(d + 1, number)
-            for end in members:
-                address = addresses[end]
+            for end, address in addresses.items():
                 lines = self.ip[end.space]
-                first = next(e for e in members if e.space == end.space)
+                first = firsts[end.space]
                 if end is first:
                     lines.append(f"addr add {address}/16 dev {end.device}")
                 else:
@@ -298,7 +295,7 @@ class _Planner:
                     host_at[end.space] = Host(host, end.space, address, end.device)
                 else:
                     aliases.append((address, f"{end.space}-{end.device}"))
-            if {e.space for e in members} == set(self.names.values()):
+            if len(firsts) == len(self.names):
                 subnets.append(f"10.{d + 1}.0.0/16")
         return tuple(host_at[name] for name in self.names.values()), tuple(subnets)
 
