@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,8 @@ from typing import Any, Self
 from topoccl.bench.virtual import LabError, LabUnavailable, holder, state
 from topoccl.bench.virtual.plan import FABRIC, Plan, make_plan
 from topoccl.topology import Topology
+from topoccl.topology.dump import dump
+from topoccl.topology.files import load_file
 
 _TOOLS = ("ip", "tc", "bridge", "nsenter")
 _COMMON = {"net/ipv6/conf/all/disable_ipv6": "1", "net/ipv6/conf/default/disable_ipv6": "1"}
@@ -94,7 +95,7 @@ class Cluster:
             record = state.Record(directory.name, source, persistent, state.Process.of(os.getpid()), None, {})
             state.write(directory, record)
             (directory / "hosts").write_text(plan.etc_hosts)
-            (directory / "topology.pickle").write_bytes(pickle.dumps(topology))
+            (directory / "topology.json").write_text(dump(topology, style="json"))
             (directory / "tmp").mkdir()
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", holder.__file__],
@@ -118,8 +119,7 @@ class Cluster:
     def open(cls, record: state.Record, base: Path = state.DEFAULT_DIRECTORY) -> Self:
         """A cluster that ``up`` has made."""
         directory = base / record.id
-        topology = pickle.loads((directory / "topology.pickle").read_bytes())
-        return cls(make_plan(topology), directory, record, None)
+        return cls(make_plan(load_file(directory / "topology.json")), directory, record, None)
 
     def __enter__(self) -> Self:
         return self

@@ -106,6 +106,7 @@ def environment(plan: Plan, directory: Path, extra: Sequence[str] = (), base: Ma
         "OMPI_MCA_btl_tcp_if_include": subnets,
         "OMPI_MCA_mpi_yield_when_idle": "1",  # every host believes that it has the cores for itself
         "PRTE_MCA_plm_ssh_agent": f"/bin/sh {directory / 'agent'}",
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "1",  # a dot in a host's name does not begin a domain
         "PRTE_MCA_prte_if_include": plan.subnets[0],
         "PRTE_MCA_prte_tmpdir_base": str(directory / "tmp"),  # pids, which name session directories, repeat between clusters
     }

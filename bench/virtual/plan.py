@@ -116,11 +116,14 @@ def make_plan(topology: Topology) -> Plan:
 
 
 def host_names(ids: tuple[str, ...]) -> dict[str, str]:
-    """Legal, distinct host names for ids of HOST vertices: ``rack0/Host_1`` is ``rack0-host-1``; a leading digit gets an ``h``."""
+    """Distinct host names for ids of HOST vertices: the ids, where they can be ones (``rack 0/a`` is ``rack-0-a``, ``7`` is ``h7``).
+
+    Programs find their host in the topology by its name, so as little as possible is changed.
+    """
     names: dict[str, str] = {}
     for host in ids:
-        stem = re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")[:50] or "h"
-        stem = f"h{stem}" if stem[0].isdigit() else stem
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-.")[:50] or "h"
+        stem = f"h{stem}" if stem[0].isdigit() else stem  # it might be read as an address
         name, n = stem, 1
         while name in names.values() or name in (FABRIC, "localhost"):
             n += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from topoccl.bench.virtual.routes import spread
 from topoccl.topology import Link, Topology, Vertex, VertexKind
 from topoccl.topology.load import load
 
+FABRIC_FILES = Path(__file__).resolve().parents[2] / "bench" / "fabrics"
 FABRICS = {
     "cluster:4x2,net=200Mbit/s": 2,
     "cluster:3+2+1,net=200Mbit/s": 2,
@@ -235,11 +237,38 @@ def test_what_cannot_be_built_is_refused(topology: Topology, message: str) -> No
 
 
 def test_host_names_are_legal_and_distinct() -> None:
-    names = host_names(("h0", "rack0/Host_1", "rack0-host-1", "7", "fabric", "..", "localhost"))
-    assert list(names.values()) == ["h0", "rack0-host-1", "rack0-host-1-2", "h7", "fabric-2", "h", "localhost-2"]
+    names = host_names(("h0", "Node_1.rack", "rack 0/a", "rack-0-a", "7", "fabric", "..", "localhost"))
+    assert list(names.values()) == ["h0", "Node_1.rack", "rack-0-a", "rack-0-a-2", "h7", "fabric-2", "h", "localhost-2"]
 
 
 def test_an_unknown_host_is_named_with_the_known_ones() -> None:
     plan = make_plan(load("cluster:2x1"))
     with pytest.raises(LabError, match="unknown host 'h9'; known hosts: h0, h1"):
         plan.host("h9")
+
+
+MBIT = 125e3
+FILES: dict[str, tuple[int, int, set[float]]] = {
+    "cluster-2x4": (2, 8, {200}),
+    "cluster-4x2": (4, 8, {200}),
+    "cluster-8x1": (8, 8, {200}),
+    "line-4": (4, 4, {200}),
+    "mesh-2x3": (6, 6, {200}),
+    "rails-2": (4, 8, {200, 100}),
+    "ring-5": (5, 5, {200}),
+    "slow-nic": (4, 4, {200, 50}),
+    "two-racks": (4, 4, {200, 100}),
+    "uneven-3-2-1": (3, 6, {200}),
+}
+
+
+def test_the_fabrics_of_the_benchmarks() -> None:
+    """Hosts, ranks and Mbit/s of the files in bench/fabrics; all hosts of each reach each other."""
+    found = {}
+    for file in sorted(FABRIC_FILES.glob("*.yaml")):
+        plan = make_plan(load(file))
+        walker = Walker(plan)
+        for a, b in itertools.permutations(plan.hosts, 2):
+            walker.send(a.name, b.address)
+        found[file.stem] = (len(plan.hosts), plan.topology.num_ranks, {end.rate / MBIT for end in plan.ends()})
+    assert found == FILES
