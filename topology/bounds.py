@@ -163,9 +163,7 @@ def _cuts(topology: Topology, collective: str, nbytes: int, root: int | None) ->
         yield from claims(into["side"], out["side"], ranks, "the part with " + _few(sorted(together)))
 
 
-def _borders(
-    topology: Topology, party_of: dict[str, str], parties: Collection[str]
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+def _borders(topology: Topology, party_of: dict[str, str], parties: Collection[str]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """Links that enter and that leave each of ``parties``."""
     arriving: dict[str, list[int]] = {party: [] for party in parties}
     leaving: dict[str, list[int]] = {party: [] for party in parties}

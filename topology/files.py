@@ -21,7 +21,7 @@ VERSION = 1
 
 TOP = ("topoccl", "name", "defaults", "hosts", "switches", "cables", "links", "placement", "order")
 DEFAULTS = ("slots", "memory", "memory_latency", "pcie", "rate", "latency")
-HOST = ("name", "slots", "cores", "memory", "memory_latency", "numa", "nics", "parts", "host", "attrs")
+HOST = ("name", "slots", "cores", "memory", "memory_latency", "pcie", "numa", "nics", "parts", "host", "attrs")
 NUMA = ("name", "slots", "cores", "bandwidth", "latency", "attrs")
 NIC = ("name", "rate", "to", "latency", "pcie", "numa", "attrs")
 PART = ("id", "kind", "attrs")

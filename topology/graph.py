@@ -107,7 +107,7 @@ class Topology:
             if link.src == link.dst:
                 raise TopologyError(f"topology {name!r}: link {link.name} connects a vertex with itself")
             if not (math.isfinite(link.bandwidth) and link.bandwidth > 0):
-                raise TopologyError(f"topology {name!r}: link {link.name} has bandwidth {link.bandwidth!r}; expected a positive number of bytes/s")
+                raise TopologyError(f"topology {name!r}: link {link.name} has bandwidth {link.bandwidth!r}; expected bytes/s, positive")
             if not (math.isfinite(link.latency) and link.latency >= 0):
                 raise TopologyError(f"topology {name!r}: link {link.name} has latency {link.latency!r}; expected seconds, not negative")
         all_slots = tuple(v.id for v in table.values() if v.kind is VertexKind.SLOT)
@@ -120,7 +120,8 @@ class Topology:
             raise TopologyError(f"topology {name!r}: a slot is listed twice in {self.slots}")
 
     def __repr__(self) -> str:
-        return f"Topology({self.name!r}, hosts={len(self.hosts)}, slots={len(self.slots)}, vertices={len(self.vertices)}, links={len(self.links)})"
+        counts = f"hosts={len(self.hosts)}, slots={len(self.slots)}, vertices={len(self.vertices)}, links={len(self.links)}"
+        return f"Topology({self.name!r}, {counts})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Topology) and self.digest == other.digest
@@ -174,7 +175,7 @@ class Topology:
     def digest(self) -> str:
         """A hash of everything that planning depends on (not of the name): equal on every rank and machine."""
         rows = [
-            [[v.id, v.kind.value, v.host, sorted((k, repr(x)) for k, x in v.attrs.items())] for v in self.vertices.values()],
+            [[v.id, v.kind.value, v.host, _canonical(v.attrs)] for v in self.vertices.values()],
             [[k.src, k.dst, float(k.bandwidth).hex(), float(k.latency).hex(), k.kind] for k in self.links],
             list(self.slots),
         ]
@@ -190,3 +191,12 @@ class Topology:
             if not 0 <= index < len(self.slots):
                 raise TopologyError(f"topology {self.name!r}: rank placed on slot {index}, but there are only {len(self.slots)} slots")
         return Topology(self.name, self.vertices.values(), self.links, [self.slots[i] for i in slots])
+
+
+def _canonical(value: Any) -> str:
+    """``repr`` with the keys of mappings in order, however deep: the same text for equal attributes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in sorted((repr(k), _canonical(x)) for k, x in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_canonical, value)) + "]"
+    return repr(value)
