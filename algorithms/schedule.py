@@ -18,6 +18,7 @@ targets, a reduction of k sources has k operands, and MSCCL's fused steps (rcs, 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -186,7 +187,27 @@ class _Lane:
     rank: int
     channel: int
     rail: int
-    steps: list[int] = field(default_factory=list)
+    waited: dict[int, int] = field(default_factory=dict)
+    """Per other lane, the last of its steps that a step of this lane waits for."""
+
+
+class _Rows:
+    """A column of rows of any length, flat: many small objects would keep the garbage collector busy."""
+
+    def __init__(self) -> None:
+        self.ends = array("q")
+        self.values = array("i")
+
+    def end_row(self) -> None:
+        self.ends.append(len(self.values))
+
+    def take(self, order: npt.NDArray[np.intp]) -> tuple[IntArray, npt.NDArray[np.intp]]:
+        """The offsets of the rows in a new ``order``, and where in ``values`` each of their elements is."""
+        ends = np.frombuffer(self.ends, dtype=np.int64)
+        lengths = np.diff(ends, prepend=0)[order]
+        offsets = _offsets(lengths)
+        at = np.arange(offsets[-1]) + np.repeat(ends[order] - lengths - offsets[:-1], lengths)
+        return offsets, at
 
 
 class ScheduleBuilder:
@@ -215,11 +236,13 @@ class ScheduleBuilder:
         self.params = tuple(params)
         self._lanes: list[_Lane] = []
         self._lane_key: dict[tuple[int, Any], int] = {}
-        self._steps: list[tuple[int, tuple[tuple[Buf, int], ...], tuple[Buf, int] | None, tuple[int, ...], int, set[int]]] = []
+        self._step_lane, self._count, self._dst_buf, self._dst_off = array("i"), array("i"), array("B"), array("i")
+        self._operand_buf = array("B")
+        self._operands, self._targets, self._deps = _Rows(), _Rows(), _Rows()
         self._scratch: list[list[int]] = [[] for _ in range(spec.ranks)]
         # Per rank and place: the last writer, and the readers since.
-        self._writer: dict[tuple[int, Buf, int], int] = {}
-        self._readers: dict[tuple[int, Buf, int], list[int]] = {}
+        self._writer: list[dict[int, int]] = [{} for _ in range(spec.ranks)]
+        self._readers: list[dict[int, list[int]]] = [{} for _ in range(spec.ranks)]
 
     def lane(self, rank: int, name: Any = 0, *, channel: int = 0, rail: int = 0) -> int:
         """The lane of ``rank`` called ``name``; made at its first use, with the given channel and rail."""
@@ -236,42 +259,69 @@ class ScheduleBuilder:
         places.extend(like)
         return offset
 
-    def _place(self, rank: int, buf: Buf, off: int) -> tuple[int, Buf, int]:
-        """One name for each storage place, so that an input chunk and the output chunk it shares storage with meet."""
+    def _places(self, rank: int, buf: Buf, off: int, count: int) -> Iterable[int]:
+        """One number for each storage place, so that an input chunk and the output chunk it shares storage with meet."""
         if buf is Buf.INPUT and self.in_place:
-            block, chunk = divmod(off, self.chunks)
-            out = self.spec.aliased_output(rank, block)
-            if out is not None:
-                return (rank, Buf.OUTPUT, out * self.chunks + chunk)
-        return (rank, buf, off)
+            return [self._input_place(rank, i) for i in range(off, off + count)]
+        return range(off * 4 + buf, (off + count) * 4 + buf, 4)
+
+    def _input_place(self, rank: int, off: int) -> int:
+        block, chunk = divmod(off, self.chunks)
+        out = self.spec.aliased_output(rank, block)
+        return off * 4 + Buf.INPUT if out is None else (out * self.chunks + chunk) * 4 + Buf.OUTPUT
 
     def step(
         self, lane: int, operands: Sequence[tuple[Buf, int]], dst: tuple[Buf, int] | None = None, targets: Sequence[int] = (),
         count: int = 1, deps: Iterable[int] = (),
     ) -> int:  # fmt: skip
         """Appends a step to ``lane`` and returns its number, which later steps may name in ``deps``."""
-        number = len(self._steps)
+        number = len(self._step_lane)
         rank = self._lanes[lane].rank
-        wanted = set(deps)
+        writer, readers = self._writer[rank], self._readers[rank]
+        wanted = list(deps)
         for buf, off in operands:
-            if buf is Buf.PEER:
-                continue
-            for i in range(off, off + count):
-                place = self._place(rank, buf, i)
-                if place in self._writer:
-                    wanted.add(self._writer[place])
-                self._readers.setdefault(place, []).append(number)
+            self._operand_buf.append(buf)
+            self._operands.values.append(off)
+            if buf is not Buf.PEER:
+                for place in self._places(rank, buf, off, count):
+                    if place in writer:
+                        wanted.append(writer[place])
+                    if place in readers:
+                        readers[place].append(number)
+                    else:
+                        readers[place] = [number]
         if dst is not None:
-            for i in range(dst[1], dst[1] + count):
-                place = self._place(rank, dst[0], i)
-                if place in self._writer:
-                    wanted.add(self._writer[place])
-                wanted.update(self._readers.pop(place, ()))
-                self._writer[place] = number
-        wanted.discard(number)
-        self._steps.append((lane, tuple(operands), dst, tuple(targets), count, wanted))
-        self._lanes[lane].steps.append(number)
+            for place in self._places(rank, *dst, count):
+                if place in writer:
+                    wanted.append(writer[place])
+                wanted.extend(readers.pop(place, ()))
+                writer[place] = number
+        self._wait(lane, number, wanted)
+        self._operands.end_row()
+        self._targets.values.extend(targets)
+        self._targets.end_row()
+        self._step_lane.append(lane)
+        self._count.append(count)
+        self._dst_buf.append(Buf.NONE if dst is None else dst[0])
+        self._dst_off.append(0 if dst is None else dst[1])
         return number
+
+    def _wait(self, lane: int, number: int, wanted: list[int]) -> None:
+        """Keeps what ``wanted`` adds to the lane's own order and to what its earlier steps waited for: the latest step of each lane."""
+        latest: dict[int, int] = {}
+        for dep in wanted:
+            if dep < number:
+                other = self._step_lane[dep]
+                if other != lane and dep > latest.get(other, -1):
+                    latest[other] = dep
+            elif dep > number:
+                raise ValueError(f"{self.algorithm}: step {number} depends on step {dep}, which does not exist yet")
+        waited = self._lanes[lane].waited
+        for other in sorted(latest):
+            if latest[other] > waited.get(other, -1):
+                waited[other] = latest[other]
+                self._deps.values.append(latest[other])
+        self._deps.end_row()
 
     def send(self, lane: int, src: tuple[Buf, int], targets: int | Sequence[int], count: int = 1, deps: Iterable[int] = ()) -> int:
         return self.step(lane, [src], None, [targets] if isinstance(targets, int) else targets, count, deps)
@@ -290,47 +340,38 @@ class ScheduleBuilder:
 
     def build(self) -> Schedule:
         """The finished columns, lanes sorted by rank (stable), dependencies within one lane and implied ones dropped."""
-        order = sorted((i for i, lane in enumerate(self._lanes) if lane.steps), key=lambda i: self._lanes[i].rank)
-        sequence = [number for i in order for number in self._lanes[i].steps]
-        new_index = {number: index for index, number in enumerate(sequence)}
-        position = {number: at for i in order for at, number in enumerate(self._lanes[i].steps)}
-        rows = [self._steps[number] for number in sequence]
-        deps: list[list[int]] = []
-        reached: dict[tuple[int, int], int] = {}  # (lane, other lane): the furthest position already waited for
-        for number, (lane, _, _, _, _, wanted) in zip(sequence, rows, strict=True):
-            latest: dict[int, int] = {}
-            for dep in wanted:
-                other = self._steps[dep][0]
-                if other == lane:
-                    if position[dep] >= position[number]:
-                        raise ValueError(f"{self.algorithm}: step {number} depends on a later step of its own lane")
-                    continue
-                if other not in latest or position[dep] > position[latest[other]]:
-                    latest[other] = dep
-            keep = []
-            for other, dep in sorted(latest.items()):
-                if position[dep] > reached.get((lane, other), -1):
-                    reached[lane, other] = position[dep]
-                    keep.append(new_index[dep])
-            deps.append(keep)
-        dsts = [(Buf.NONE, 0) if dst is None else dst for _, _, dst, _, _, _ in rows]
+        step_lane = _ints(self._step_lane)
+        steps_of = np.bincount(step_lane, minlength=len(self._lanes))
+        lanes = sorted((i for i in range(len(self._lanes)) if steps_of[i]), key=lambda i: self._lanes[i].rank)
+        lane_at = np.zeros(len(self._lanes), dtype=np.intp)
+        lane_at[lanes] = np.arange(len(lanes))
+        order = np.argsort(lane_at[step_lane], kind="stable")
+        new_index = np.empty(len(order), dtype=np.int32)
+        new_index[order] = np.arange(len(order), dtype=np.int32)
+        operand_ptr, operand_at = self._operands.take(order)
+        target_ptr, target_at = self._targets.take(order)
+        dep_ptr, dep_at = self._deps.take(order)
         return Schedule(
             spec=self.spec, algorithm=self.algorithm, chunks=self.chunks, slots=self.slots if any(self._scratch) else 0, fifo=self.fifo,
-            lane_rank=_ints(self._lanes[i].rank for i in order), lane_channel=_ints(self._lanes[i].channel for i in order),
-            lane_rail=_ints(self._lanes[i].rail for i in order), lane_ptr=_offsets([len(self._lanes[i].steps) for i in order]),
-            operand_ptr=_offsets([len(r[1]) for r in rows]),
-            operand_buf=np.fromiter((buf for r in rows for buf, _ in r[1]), dtype=np.uint8), operand_off=_ints(off for r in rows for _, off in r[1]),
-            dst_buf=np.fromiter((buf for buf, _ in dsts), dtype=np.uint8), dst_off=_ints(off for _, off in dsts),
-            target_ptr=_offsets([len(r[3]) for r in rows]), targets=_ints(t for r in rows for t in r[3]),
-            count=_ints(r[4] for r in rows), dep_ptr=_offsets([len(d) for d in deps]), deps=_ints(d for row in deps for d in row),
+            lane_rank=_ints(self._lanes[i].rank for i in lanes), lane_channel=_ints(self._lanes[i].channel for i in lanes),
+            lane_rail=_ints(self._lanes[i].rail for i in lanes), lane_ptr=_offsets(steps_of[lanes]),
+            operand_ptr=operand_ptr, operand_buf=_bytes(self._operand_buf)[operand_at],
+            operand_off=_ints(self._operands.values)[operand_at],
+            dst_buf=_bytes(self._dst_buf)[order], dst_off=_ints(self._dst_off)[order],
+            target_ptr=target_ptr, targets=_ints(self._targets.values)[target_at],
+            count=_ints(self._count)[order], dep_ptr=dep_ptr, deps=new_index[_ints(self._deps.values)[dep_at]],
             scratch_ptr=_offsets([len(s) for s in self._scratch]), scratch_like=_ints(c for s in self._scratch for c in s),
             weights=None if self.weights is None else _ints(self.weights), params=self.params,
         )  # fmt: skip
 
 
 def _ints(values: Iterable[int]) -> IntArray:
-    return np.fromiter(values, dtype=np.int32)
+    return np.frombuffer(values, dtype=np.int32) if isinstance(values, array) and values else np.fromiter(values, dtype=np.int32)
 
 
-def _offsets(lengths: Sequence[int]) -> IntArray:
+def _bytes(values: array[int]) -> npt.NDArray[np.uint8]:
+    return np.fromiter(values, dtype=np.uint8) if not values else np.frombuffer(values, dtype=np.uint8)
+
+
+def _offsets(lengths: Sequence[int] | npt.NDArray[np.int64]) -> IntArray:
     return np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(np.asarray(lengths, dtype=np.int32), dtype=np.int32)])
