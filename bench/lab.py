@@ -38,11 +38,11 @@ class _Parser(argparse.ArgumentParser):
         if "--" in words:
             at = words.index("--")
             words, command = words[:at], words[at + 1 :]
+        parsed, rest = super().parse_known_args(words, namespace)
         if self.takes_command and not command:
             self.error("no command; write it after --")
         if command and not self.takes_command:
             self.error(f"takes no command, but {' '.join(command)!r} follows --")
-        parsed, rest = super().parse_known_args(words, namespace)
         if self.takes_command:
             parsed.argv = command
         return parsed, rest

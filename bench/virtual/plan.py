@@ -239,6 +239,8 @@ class _Planner:
         else:
             hosts, subnets = self._address_ports(ports, aliases)
         etc = ["127.0.0.1 localhost", *(f"{h.address} {h.name}" for h in hosts), *(f"{address} {name}" for address, name in aliases)]
+        # A socket for both versions of IP shows its peers as mapped addresses; torch warns about each that has no name.
+        etc += [f"::ffff:{host.address} {host.name}.mapped" for host in hosts]
         return Plan(
             self.topology,
             hosts,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from topoccl.bench import lab as lab_module
 from topoccl.bench.virtual import LabUnavailable, state
 from topoccl.bench.virtual.cluster import Cluster
 from topoccl.topology.load import load
@@ -436,15 +435,3 @@ def test_bad_use_gets_one_line_and_status_2(words: list[str], message: str, base
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-
-
-def test_without_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert lab_module.main(["status"]) == 2
-    assert capsys.readouterr().err == "lab: error: virtual clusters need root (network namespaces); this is user 1000\n"
-
-
-def test_without_iproute2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert lab_module.main(["status"]) == 2
-    assert capsys.readouterr().err.startswith("lab: error: virtual clusters need ip, tc, bridge, nsenter on PATH")
