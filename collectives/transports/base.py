@@ -1,18 +1,28 @@
 """The contract of a transport: ordered point-to-point messages, begun without blocking, completed by polling.
 
-``tests/collectives/test_transport_contract.py`` states it as tests that every transport passes.
+``tests/collectives/transport_contract.py`` states it as tests that every transport passes. A new transport is one :class:`Medium`
+(messages between the ranks of one world); ranks of groups, tags, checks, counters and closing are done once, here.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
+from topoccl.collectives.errors import CollectiveTimeout, TransportError
+
 Bytes = npt.NDArray[np.uint8]  # one-dimensional and contiguous
+
+ANY_SOURCE = -1
+TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire
 
 
 class Request:
@@ -24,7 +34,7 @@ class Request:
 
     __slots__ = ("done", "error", "source")
 
-    def __init__(self, source: int = -1) -> None:
+    def __init__(self, source: int = ANY_SOURCE) -> None:
         self.done = False
         self.error: BaseException | None = None
         self.source = source
@@ -32,7 +42,10 @@ class Request:
 
 @dataclass
 class PeerCounters:
-    """What went to and came from one peer: messages and payload bytes as the caller counts them (never pieces or headers)."""
+    """What went to and came from one peer: messages and payload bytes as the caller counts them (never pieces or headers).
+
+    A message is counted when its request is done without error.
+    """
 
     sent_messages: int = 0
     sent_bytes: int = 0
@@ -44,17 +57,21 @@ class Transport(ABC):
     """Point-to-point messages among ``size`` ranks.
 
     Messages with one (sender, receiver, tag) arrive in the order in which they were begun; different tags are independent.
-    The receiver names the exact length. A message of zero bytes is a message. Any number of sends and receives may be open
-    at once, and the bytes handed over stay the caller's until the request is done. Messages longer than what the medium takes
-    well at once are cut into pieces inside. All methods may be called from several threads.
+    The receiver names the exact length. A message of zero bytes is a message, and so is one to oneself. Any number of sends and
+    receives may be open at once, and the bytes handed over stay the caller's until the request is done. Messages longer than what
+    the medium takes well at once are cut into pieces inside. All methods may be called from several threads.
 
+    Wrong arguments raise; what goes wrong with a peer becomes the ``error`` (a :class:`TransportError`) of the requests it befalls.
     A transport never runs a collective of its medium.
     """
 
     name: str
     rank: int
     size: int
-    counters: dict[int, PeerCounters]  # by peer
+    counters: dict[int, PeerCounters]  # by peer, in the ranks of this transport
+
+    def __str__(self) -> str:
+        return f"{self.name} rank {self.rank} of {self.size}"
 
     @abstractmethod
     def isend(self, peer: int, tag: int, data: Bytes) -> Request:
@@ -66,9 +83,10 @@ class Transport(ABC):
 
     @abstractmethod
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        """Makes progress and returns when one of ``requests`` is newly done or ``timeout`` seconds are over.
+        """Makes progress and returns when one of ``requests`` is done (before the call, too) or ``timeout`` seconds are over.
 
-        ``timeout`` 0 polls. Waiting is polite: it neither burns a core for long nor sleeps while messages arrive.
+        ``timeout`` 0 polls, and so does a call without requests. Waiting is polite: it neither burns a core for long nor sleeps
+        while messages arrive.
         """
 
     @abstractmethod
@@ -79,3 +97,182 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees everything; open requests fail. A sub-group's close leaves its parent open. Safe to call twice."""
+
+    def wait(self, requests: Iterable[Request], timeout: float) -> None:
+        """Waits until all ``requests`` are done; raises the first error met, or :class:`CollectiveTimeout` after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        pending = list(requests)
+        total = len(pending)
+        while True:
+            for request in pending:
+                if request.error is not None:
+                    raise request.error
+            pending = [request for request in pending if not request.done]
+            if not pending:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                some = "; ".join(map(str, pending[:4])) + ("; ..." if len(pending) > 4 else "")
+                raise CollectiveTimeout(f"{self}: {len(pending)} of {total} messages still open after {timeout:g} s: {some}")
+            self.progress(pending, left)
+
+
+class Message(Request):
+    """A request together with what a medium needs to carry it. ``peer`` and ``tag`` are those of the medium (a receive's peer may
+    be :data:`ANY_SOURCE`)."""
+
+    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "tag")
+
+    def __init__(self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes) -> None:
+        self.done = False
+        self.error = None
+        self.endpoint = endpoint
+        self.is_send = is_send
+        self.peer = peer
+        self.tag = tag
+        self.data = data
+        self.nbytes = len(data)
+
+    def __str__(self) -> str:
+        who = "any rank" if self.peer == ANY_SOURCE else f"rank {self.endpoint.local(self.peer)}"
+        verb = "send to" if self.is_send else "receive from"
+        return f"{verb} {who} (tag {self.tag & ((1 << TAG_BITS) - 1)}, {self.nbytes} bytes)"
+
+    def finish(self, error: BaseException | None = None, source: int = ANY_SOURCE) -> None:
+        """Ends the message, once; ``source`` is the medium's rank of the sender."""
+        self.endpoint.finish(self, error, source)
+
+
+class Medium(ABC):
+    """What carries the messages of one rank among ``size``; shared by a world and its sub-groups."""
+
+    name: str
+    rank: int
+    size: int
+    max_group: int
+
+    @abstractmethod
+    def begin(self, message: Message) -> None:
+        """Begins to send or receive. :meth:`Message.finish` is called when it is over, from any thread; a :class:`TransportError`
+        raised here becomes the message's error."""
+
+    @abstractmethod
+    def progress(self, requests: Sequence[Request], timeout: float) -> None:
+        """As :meth:`Transport.progress`."""
+
+    @abstractmethod
+    def abandon(self, messages: Sequence[Message]) -> None:
+        """``messages`` have failed because their group was closed: drop what can be dropped, keep their bytes alive if need be."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees everything, in bounded time. Called once, after the open messages of the world were abandoned."""
+
+
+class Endpoint(Transport):
+    """A world or a sub-group over a :class:`Medium`: translates ranks and tags, checks arguments, counts."""
+
+    def __init__(self, medium: Medium, ranks: Sequence[int] | None = None, group: int = 0, family: WeakSet[Endpoint] | None = None) -> None:
+        self.name = medium.name
+        self._medium = medium
+        self._ranks = tuple(range(medium.size)) if ranks is None else tuple(ranks)
+        self._local = {world: rank for rank, world in enumerate(self._ranks)}
+        self._base = group << TAG_BITS
+        self.world_rank = medium.rank
+        self.rank = self._local[medium.rank]
+        self.size = len(self._ranks)
+        self.counters = {peer: PeerCounters() for peer in range(self.size)}
+        self._open: set[Message] = set()
+        self._lock = Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        self._family: WeakSet[Endpoint] = WeakSet() if family is None else family  # the sub-groups of one world
+        if family is not None:
+            family.add(self)
+
+    def local(self, world: int) -> int:
+        """The rank in this group of a rank of the medium."""
+        return self._local[world]
+
+    def isend(self, peer: int, tag: int, data: Bytes) -> Request:
+        if not 0 <= peer < self.size:
+            raise ValueError(f"{self}: cannot send to rank {peer}; known ranks are 0 to {self.size - 1}")
+        return self._begin(True, self._ranks[peer], tag, data)
+
+    def irecv(self, peer: int, tag: int, data: Bytes) -> Request:
+        if not -1 <= peer < self.size:
+            raise ValueError(f"{self}: cannot receive from rank {peer}; known ranks are 0 to {self.size - 1}, and -1 for any")
+        return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data)
+
+    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes) -> Request:
+        if not 0 <= tag < 1 << TAG_BITS:
+            raise ValueError(f"{self}: tag {tag} is not in 0 to {(1 << TAG_BITS) - 1}")
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise ValueError(f"{self}: a message is a contiguous one-dimensional array of uint8, not {data.dtype} of shape {data.shape}")
+        if not is_send and not data.flags.writeable:
+            raise ValueError(f"{self}: cannot receive into a read-only array of {len(data)} bytes")
+        if os.getpid() != self._pid:
+            raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {os.getpid()}")
+        message = Message(self, is_send, world, self._base | tag, data)
+        message.source = self.rank if is_send else self._local.get(world, ANY_SOURCE)
+        with self._lock:
+            if self._closed:
+                raise TransportError(f"{self}: cannot {message}: the transport is closed")
+            self._open.add(message)
+        try:
+            self._medium.begin(message)
+        except TransportError as exc:
+            message.finish(exc)
+        except BaseException as exc:
+            message.finish(exc)
+            raise
+        return message
+
+    def finish(self, message: Message, error: BaseException | None, source: int) -> None:
+        with self._lock:
+            if message not in self._open:
+                return  # failed already, by close
+            self._open.discard(message)
+            if error is not None:
+                message.error = error
+            elif message.is_send:
+                counters = self.counters[self._local[message.peer]]
+                counters.sent_messages += 1
+                counters.sent_bytes += message.nbytes
+            else:
+                if message.peer == ANY_SOURCE:
+                    message.source = self._local[source]
+                counters = self.counters[message.source]
+                counters.received_messages += 1
+                counters.received_bytes += message.nbytes
+            message.done = True
+
+    def progress(self, requests: Sequence[Request], timeout: float) -> None:
+        self._medium.progress(requests, timeout)
+
+    def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
+        if not 1 <= group <= self._medium.max_group:
+            raise ValueError(f"{self}: group {group} is not in 1 to {self._medium.max_group}, what {self.name} has tags for")
+        ranks = list(ranks)
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"{self}: sub-group {ranks} is not a list of distinct ranks out of 0 to {self.size - 1}")
+        if self.rank not in ranks:
+            raise ValueError(f"{self}: sub-group {ranks} does not hold this rank {self.rank}")
+        return Endpoint(self._medium, [self._ranks[rank] for rank in ranks], group, self._family)
+
+    def close(self) -> None:
+        if self._base == 0:
+            for group in list(self._family):
+                group.close()
+        with self._lock:
+            first, self._closed = not self._closed, True
+            pending = list(self._open)
+            self._open.clear()
+            for message in pending:
+                message.error = TransportError(f"{self}: {message} was still open when the transport was closed")
+                message.done = True
+        if not first or os.getpid() != self._pid:
+            return
+        self._medium.abandon(pending)
+        if self._base == 0:
+            self._medium.close()

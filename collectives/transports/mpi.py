@@ -1,0 +1,341 @@
+"""MPI point-to-point through mpi4py: ``Isend`` and ``Irecv`` of bytes on a communicator of our own, completed by one ``Testsome``.
+
+Long messages travel as pieces: over TCP, Open MPI's two-way exchange of 1 to 4 MB messages reached half of what the link carries,
+and all of it with pieces that stay below its eager limit of 64 KB. A few pieces of each message are in flight at a time, so that
+the list that ``Testsome`` looks through stays short.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from topoccl.collectives.errors import ConfigError, TransportError
+from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.waiting import Backoff
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MAX_PIECE = 60 * 1024
+WINDOW = 16
+
+_process_lock = Lock()  # for an MPI that takes calls from one thread at a time
+_kept_alive: list[Any] = []  # bytes of sends that MPI may still read though their transport was closed
+
+
+def import_mpi() -> Any:
+    """``mpi4py.MPI``, initialised for several threads; :class:`ConfigError` when it cannot be had."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as exc:  # RuntimeError: mpi4py is there, the MPI library is not
+        raise ConfigError(
+            f"transport mpi: mpi4py cannot be imported ({exc}); install topoccl[mpi] and an MPI library, "
+            "or choose another of the transports: gloo, memory"
+        ) from exc
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        state = "was finalized already" if MPI.Is_initialized() else "is not initialised (mpi4py.rc.initialize is off)"
+        raise ConfigError(f"transport mpi: MPI {state}")
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        names = {MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE", MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED"}
+        raise ConfigError(
+            f"transport mpi: MPI was initialised with {names[MPI.Query_thread()]}; "
+            "known to work are MPI_THREAD_SERIALIZED and MPI_THREAD_MULTIPLE"
+        )
+    return MPI
+
+
+def mpi_transport(size: int | None = None, max_piece: int = MAX_PIECE, window: int = WINDOW) -> Transport:
+    """A transport over all ranks of this MPI job. Every rank must call it, in the same order as other communicators are made.
+
+    ``size`` is what the launcher said, to be compared with what MPI sees. ``max_piece`` (bytes) and ``window`` (pieces in flight
+    per message) may differ from call to call but not between ranks.
+    """
+    MPI = import_mpi()
+    world = MPI.COMM_WORLD
+    if size is not None and size != world.size:
+        vendor = MPI.Get_library_version().split(",")[0]
+        raise ConfigError(
+            f"transport mpi: the launcher started {size} ranks but MPI sees {world.size}: mpi4py runs on another MPI library "
+            f"({vendor}) than that of the mpirun that started this process"
+        )
+    endpoint = Endpoint(_MpiMedium(MPI, world.Dup(), max_piece, window))
+    atexit.register(_close_at_exit, weakref.ref(endpoint))
+    return endpoint
+
+
+def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
+    endpoint = ref()
+    if endpoint is not None:
+        endpoint.close()
+
+
+def abort_on_uncaught() -> None:
+    """From now on an exception that nobody catches, in any thread, ends all ranks (``MPI_Abort``), since MPI's finalization would
+    wait for this rank's peers, and they for this rank. For scripts started by mpirun; does nothing without mpi4py."""
+    try:
+        MPI = import_mpi()
+    except ConfigError:
+        return
+    if MPI.COMM_WORLD.size == 1:
+        return
+
+    def abort(kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, where: str) -> None:
+        lines = traceback.format_exception(kind, value, trace)
+        sys.stderr.write(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} failed{where}; ending all ranks\n{''.join(lines)}")
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(130 if kind is KeyboardInterrupt else 1)
+
+    sys.excepthook = lambda kind, value, trace: abort(kind, value, trace, "")
+    threading.excepthook = lambda args: (
+        abort(args.exc_type, args.exc_value, args.exc_traceback, f" in thread {args.thread.name if args.thread else '?'}")
+        if args.exc_type is not SystemExit
+        else None
+    )
+
+
+class _Flow:
+    """A message as pieces: those before ``offset`` were begun, ``in_flight`` of them are not complete."""
+
+    __slots__ = ("in_flight", "message", "offset", "source", "started")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.source = message.peer  # of a receive; known only after the first piece when it may come from anywhere
+        self.offset = 0
+        self.in_flight = 0
+        self.started = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether no piece is left to begin (a message of no bytes is one piece)."""
+        return self.started and self.offset >= self.message.nbytes
+
+    def stop(self) -> None:
+        self.started = True
+        self.offset = self.message.nbytes
+
+
+class _MpiMedium(Medium):
+    """All state is under one lock. MPI matches pieces in the order in which they are begun, so:
+
+    * pieces of one stream (direction, peer, tag) are begun in order: while a message has pieces left, later ones queue behind it;
+    * a receive from any source waits until receives with its tag have no pieces left to begin, and, being long, holds up later
+      receives with its tag until its first piece has said where the rest will come from (``_gates``).
+    """
+
+    name = "mpi"
+
+    def __init__(self, MPI: Any, comm: MPI.Comm, max_piece: int, window: int) -> None:
+        if max_piece < 1 or window < 1:
+            raise ValueError(f"transport mpi: max_piece {max_piece} and window {window} must be at least 1")
+        self.rank = comm.rank
+        self.size = comm.size
+        tag_ub = int(comm.Get_attr(MPI.TAG_UB) or 0)
+        self.max_group = ((tag_ub + 1) >> TAG_BITS) - 1
+        if self.max_group < 0:
+            raise ConfigError(f"transport mpi: this MPI has tags up to {tag_ub} only; {(1 << TAG_BITS) - 1} are needed")
+        self._mpi = MPI
+        self._comm = comm
+        self._max_piece = max_piece
+        self._window = window
+        self._lock: AbstractContextManager[Any] = Lock() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _process_lock
+        self._requests: list[Any] = []  # the pieces in flight, and for each
+        self._pieces: list[tuple[_Flow, int]] = []  # its message and length
+        self._statuses: list[MPI.Status] = []
+        self._queues: dict[tuple[bool, int, int], deque[_Flow]] = {}  # by stream; the head has pieces left to begin
+        self._gates: dict[int, deque[_Flow]] = {}  # by tag
+        self._unresolved: dict[int, _Flow] = {}  # by tag: the receive from any source whose first piece the gate waits for
+        self._failed = False
+
+    def begin(self, message: Message) -> None:
+        flow = _Flow(message)
+        with self._lock:
+            if not message.is_send and (message.peer == ANY_SOURCE or message.tag in self._gates):
+                self._gates.setdefault(message.tag, deque()).append(flow)
+                self._open_gate(message.tag)
+            else:
+                self._enqueue(flow)
+
+    def _enqueue(self, flow: _Flow) -> None:
+        key = (flow.message.is_send, flow.source, flow.message.tag)
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.append(flow)
+        elif not self._begin_pieces(flow):
+            self._queues[key] = deque([flow])
+
+    def _open_gate(self, tag: int) -> None:
+        gate = self._gates[tag]
+        while gate:
+            if tag in self._unresolved:
+                return
+            flow = gate[0]
+            if flow.source == ANY_SOURCE:
+                if any(not is_send and queued == tag for is_send, _, queued in self._queues):
+                    return
+                self._begin_piece(flow)
+                if not flow.begun:
+                    self._unresolved[tag] = flow
+            else:
+                self._enqueue(flow)
+            gate.popleft()
+        if tag not in self._unresolved:
+            del self._gates[tag]
+
+    def _begin_pieces(self, flow: _Flow) -> bool:
+        """Begins as many pieces as the window allows; whether none is left to begin."""
+        while not flow.begun:
+            if flow.in_flight >= self._window:
+                return False
+            self._begin_piece(flow)
+        return True
+
+    def _begin_piece(self, flow: _Flow) -> None:
+        message = flow.message
+        data = message.data
+        if message.nbytes > self._max_piece:
+            data = data[flow.offset : flow.offset + self._max_piece]
+        try:
+            if message.is_send:
+                request = self._comm.Isend((data, self._mpi.BYTE), message.peer, message.tag)
+            else:
+                source = self._mpi.ANY_SOURCE if flow.source == ANY_SOURCE else flow.source
+                request = self._comm.Irecv((data, self._mpi.BYTE), source, message.tag)
+        except self._mpi.Exception as exc:
+            self._fail(flow, str(exc))
+            return
+        flow.started = True
+        flow.offset += len(data)
+        flow.in_flight += 1
+        self._requests.append(request)
+        self._pieces.append((flow, len(data)))
+
+    def _fail(self, flow: _Flow, reason: str) -> None:
+        self._failed = True
+        flow.stop()
+        flow.message.finish(TransportError(f"{flow.message.endpoint}: {flow.message} failed: {reason}"))
+
+    def _poll(self) -> bool:
+        """Looks once at all pieces in flight; whether one was complete. Called under the lock."""
+        if not self._requests:
+            return False
+        statuses = self._statuses
+        while len(statuses) < len(self._requests):
+            statuses.append(self._mpi.Status())
+        try:
+            indices = self._mpi.Request.Testsome(self._requests, statuses[: len(self._requests)])
+        except self._mpi.Exception as exc:
+            self._drop_failed(str(exc))
+            return True
+        if not indices:
+            return False
+        complete = [(self._pieces[index], status) for index, status in zip(indices, statuses, strict=False)]
+        for index in sorted(indices, reverse=True):
+            self._remove(index)
+        for (flow, length), status in complete:
+            self._piece_complete(flow, length, status)
+        return True
+
+    def _remove(self, index: int) -> None:
+        column: list[Any]
+        for column in (self._requests, self._pieces):
+            column[index] = column[-1]
+            column.pop()
+
+    def _drop_failed(self, reason: str) -> None:
+        """After an error MPI has made null the requests that ended, but does not say which of them failed: all of them do."""
+        ended = [index for index, request in enumerate(self._requests) if request == self._mpi.REQUEST_NULL]
+        if not ended:  # nor which may still touch their bytes
+            _kept_alive.append((self._requests.copy(), self._pieces.copy()))
+        for index in reversed(ended or range(len(self._requests))):
+            flow, _ = self._pieces[index]
+            self._remove(index)
+            flow.in_flight -= 1
+            self._fail(flow, reason)
+            self._continue(flow)
+
+    def _piece_complete(self, flow: _Flow, length: int, status: MPI.Status) -> None:
+        flow.in_flight -= 1
+        message = flow.message
+        if not message.is_send:
+            if status.Is_cancelled():
+                flow.stop()
+            elif (count := status.Get_count(self._mpi.BYTE)) != length:
+                self._fail(flow, f"met a message or piece of {count} bytes instead of {length}")
+            elif flow.source == ANY_SOURCE:
+                flow.source = status.Get_source()
+        if flow.begun and not flow.in_flight:
+            message.finish(None, flow.source)
+        self._continue(flow)
+
+    def _continue(self, flow: _Flow) -> None:
+        """Begins what was waiting for a piece of ``flow``."""
+        message = flow.message
+        key = (message.is_send, flow.source, message.tag)
+        if self._unresolved.get(message.tag) is flow:
+            del self._unresolved[message.tag]
+            if not flow.begun:
+                self._enqueue(flow)
+        else:
+            queue = self._queues.get(key)
+            while queue and self._begin_pieces(queue[0]):
+                queue.popleft()
+            if queue is not None and not queue:
+                del self._queues[key]
+        if not message.is_send and message.tag in self._gates:
+            self._open_gate(message.tag)
+
+    def progress(self, requests: Sequence[Request], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        backoff = Backoff()
+        while True:
+            with self._lock:
+                arrived = self._poll()
+            if not requests or any(request.done for request in requests) or time.monotonic() >= deadline:
+                return
+            if arrived:
+                backoff.reset()
+            else:
+                backoff.rest(deadline)
+
+    def abandon(self, messages: Sequence[Message]) -> None:
+        gone = set(messages)
+        if not gone or self._mpi.Is_finalized():
+            return
+        with self._lock:
+            for request, (flow, _) in zip(self._requests, self._pieces, strict=True):
+                if flow.message in gone:
+                    flow.stop()
+                    if not flow.message.is_send:
+                        request.Cancel()
+            for waiting in (*self._queues.values(), *self._gates.values()):
+                for flow in waiting:
+                    if flow.message in gone:
+                        flow.stop()
+            self._queues = {key: kept for key, queue in self._queues.items() if (kept := deque(f for f in queue if not f.begun))}
+            for tag, gate in list(self._gates.items()):
+                self._gates[tag] = deque(flow for flow in gate if not flow.begun)
+                self._open_gate(tag)
+
+    def close(self) -> None:
+        if self._mpi.Is_finalized():
+            return
+        with self._lock:
+            self._poll()
+            if self._requests or self._failed:
+                # MPI may still read these bytes, and a communicator must outlive its messages, those nobody received, too.
+                _kept_alive.append((self._comm, self._requests, self._pieces))
+                self._requests, self._pieces = [], []
+            else:
+                self._comm.Free()

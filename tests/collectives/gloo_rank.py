@@ -1,0 +1,72 @@
+"""A process that is one rank of a gloo transport, for tests: ``gloo_rank.py RANK SIZE PORT TIMEOUT``.
+
+Reads names of checks, or of the commands below, from standard input, one a line, and answers each with a line: ``ok`` or the error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from transport_contract import CHECKS
+
+from topoccl.collectives.errors import TransportError
+from topoccl.collectives.transports.base import Transport
+from topoccl.collectives.transports.gloo import gloo_transport
+
+
+def die(t: Transport) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def see_rank_one_die(t: Transport) -> None:
+    """Messages with the dead rank fail and name it, those with others go on."""
+    other = 2 if t.rank == 0 else 0
+    small, large = np.zeros(4, np.uint8), np.zeros(3_000_000, np.uint8)
+    for request in [t.irecv(1, 1, small), t.irecv(1, 2, large), t.isend(1, 3, large)]:
+        with pytest.raises(TransportError, match=r"rank 1 .*died"):
+            t.wait([request], 30.0)
+    for request in [t.irecv(1, 1, small), t.isend(1, 3, small), t.isend(1, 3, large)]:
+        with pytest.raises(TransportError, match=r"rank 1 "):
+            t.wait([request], 30.0)
+    got = np.zeros(4, np.uint8)
+    t.wait([t.isend(other, 5, np.full(4, t.rank, np.uint8)), t.irecv(other, 5, got)], 30.0)
+    assert (got == other).all()
+
+
+def close_with_open_messages(t: Transport) -> None:
+    other = (t.rank + 1) % t.size
+    requests = [t.irecv(other, 1, np.zeros(4, np.uint8)), t.irecv(other, 2, np.zeros(500_000, np.uint8))]
+    group = t.subgroup([t.rank, other] if t.rank < other else [other, t.rank], 1 + min(t.rank, other))
+    requests.append(group.irecv(1 - group.rank, 1, np.zeros(4, np.uint8)))
+    start = time.monotonic()
+    t.close()
+    assert time.monotonic() - start < 10.0
+    assert all(request.done and isinstance(request.error, TransportError) for request in requests)
+
+
+COMMANDS = {**CHECKS, "die": die, "see_rank_one_die": see_rank_one_die, "close_with_open_messages": close_with_open_messages}
+
+
+def main() -> None:
+    rank, size, port, timeout = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    transport = gloo_transport(dist.PrefixStore("gloo", store), rank, size, timeout, "127.0.0.1")
+    for line in sys.stdin:
+        try:
+            COMMANDS[line.strip()](transport)
+            print("ok", flush=True)
+        except BaseException:
+            print(repr(traceback.format_exc()), flush=True)
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

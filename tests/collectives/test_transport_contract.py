@@ -1,0 +1,162 @@
+"""The contract of transports, over threads (memory) and over processes (gloo). MPI's turn is in tests/mpi."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from topoccl.collectives.errors import TransportError
+from topoccl.collectives.transports.base import Transport
+from topoccl.collectives.transports.memory import MemoryHub
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+CHECKS: dict[str, Callable[[Transport], None]] = importlib.import_module("transport_contract").CHECKS
+
+
+def on_all_ranks(work: Callable[[Transport], Any], hub: MemoryHub) -> list[Any]:
+    """Runs ``work`` on a thread for each rank; raises the first error."""
+    results: list[Any] = [None] * hub.size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(hub.transport(rank))
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(hub.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("check", CHECKS)
+def test_memory(check: str, size: int) -> None:
+    on_all_ranks(CHECKS[check], MemoryHub(size))
+
+
+def test_memory_close_fails_what_is_open_here_and_at_peers() -> None:
+    hub = MemoryHub(2)
+    here, there = hub.transport(0), hub.transport(1)
+    mine = [here.irecv(1, 1, np.zeros(3, np.uint8)), here.isend(1, 2, np.zeros(3, np.uint8))]
+    theirs = [there.irecv(0, 1, np.zeros(3, np.uint8)), there.isend(0, 2, np.zeros(3, np.uint8))]
+    unconcerned = there.irecv(1, 1, np.zeros(3, np.uint8))
+    here.close()
+    late = [there.irecv(0, 1, np.zeros(3, np.uint8)), there.isend(0, 2, np.zeros(3, np.uint8))]
+    assert all(isinstance(request.error, TransportError) and "still open" in str(request.error) for request in mine)
+    assert all(isinstance(request.error, TransportError) and "has closed" in str(request.error) for request in theirs + late)
+    assert not unconcerned.done
+
+
+def test_memory_sees_a_wrong_length() -> None:
+    hub = MemoryHub(2)
+    send = hub.transport(0).isend(1, 1, np.zeros(3, np.uint8))
+    receive = hub.transport(1).irecv(0, 1, np.zeros(4, np.uint8))
+    assert send.error is not None
+    with pytest.raises(TransportError, match=r"receive from rank 0 \(tag 1, 4 bytes\) met a message of 3 bytes"):
+        hub.transport(1).wait([receive], 1.0)
+
+
+class GlooRanks:
+    """Processes of gloo_rank.py."""
+
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
+        import torch.distributed as dist
+
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "gloo_rank.py"), str(rank), str(size), str(self.store.port), str(timeout)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for rank in range(size)
+        ]
+
+    def tell(self, command: str, rank: int) -> None:
+        pipe = self.processes[rank].stdin
+        assert pipe is not None
+        pipe.write(command + "\n")
+        pipe.flush()
+
+    def answer(self, rank: int) -> str:
+        pipe = self.processes[rank].stdout
+        assert pipe is not None
+        return pipe.readline().strip()
+
+    def do(self, command: str) -> None:
+        """Has all ranks run ``command``."""
+        ranks = range(len(self.processes))
+        for rank in ranks:
+            self.tell(command, rank)
+        answers = [self.answer(rank) for rank in ranks]
+        for rank, answer in enumerate(answers):
+            assert answer == "ok", f"rank {rank}: {answer.encode().decode('unicode_escape') or 'has died'}"
+
+    def end(self) -> list[int]:
+        """Lets the ranks end by themselves and returns their statuses; nothing is left running."""
+        try:
+            for process in self.processes:
+                assert process.stdin is not None
+                process.stdin.close()
+            for process in self.processes:
+                process.wait(30)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        return [process.returncode for process in self.processes]
+
+
+@pytest.fixture(scope="module")
+def gloo_ranks() -> Iterator[GlooRanks]:
+    pytest.importorskip("torch")
+    ranks = GlooRanks(3)
+    yield ranks
+    assert ranks.end() == [0, 0, 0]
+
+
+@pytest.mark.xdist_group("gloo")
+@pytest.mark.parametrize("check", CHECKS)
+def test_gloo(check: str, gloo_ranks: GlooRanks) -> None:
+    gloo_ranks.do(check)
+
+
+@pytest.mark.xdist_group("gloo")
+def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
+    ranks = GlooRanks(3)
+    ranks.do("order_of_one_tag")
+    ranks.tell("die", 1)
+    ranks.processes[1].wait(30)
+    for rank in (0, 2):
+        ranks.tell("see_rank_one_die", rank)
+    answers = [ranks.answer(rank) for rank in (0, 2)]
+    statuses = ranks.end()
+    assert answers == ["ok", "ok"]
+    assert (statuses[0], statuses[2]) == (0, 0)
+
+
+@pytest.mark.xdist_group("gloo")
+def test_gloo_close_fails_what_is_open_and_ends_in_time() -> None:
+    ranks = GlooRanks(2)
+    ranks.do("close_with_open_messages")
+    assert ranks.end() == [0, 0]
