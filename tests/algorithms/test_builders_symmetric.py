@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from placements import cluster, placements, uneven_placements
 
 from topoccl.algorithms import registry
