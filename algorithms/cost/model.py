@@ -1,0 +1,237 @@
+"""Seconds for a schedule on a topology, and how many pipeline segments suit it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from topoccl.algorithms.calibration import IDEAL, Profile
+from topoccl.algorithms.cost.events import Simulator
+from topoccl.algorithms.cost.lowering import Floats, lower
+from topoccl.algorithms.cost.wavefront import Wavefront
+from topoccl.algorithms.schedule import Schedule
+from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.topology.graph import Topology
+from topoccl.topology.routes import Routes
+
+Mode = Literal["flow", "wavefront"]
+
+FLOW_LIMIT = 30_000
+"""Schedules with more messages per segment than this are predicted level by level instead of event by event."""
+SIMULATED_STEPS = 2000
+"""As many segments are simulated as make about so many steps; the time of more is extrapolated."""
+SEARCH_STEPS = 600
+"""The same while the number of segments is searched for."""
+SEGMENT_GAIN = 0.01
+"""More segments must be better by this share."""
+SEARCH_LIMIT = 1500
+"""For schedules with more messages than this the number of segments is chosen by an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a schedule is expected to take.
+
+    Attributes:
+        seconds: from the moment at which all ranks call until the last one is done.
+        segments: the pipeline segments this is for.
+        mode: ``flow`` (simulated, contention by max-min sharing) or ``wavefront`` (level by level, for very many messages).
+        messages: all messages, in all segments.
+        bytes_by_kind: payload bytes that cross each kind of link; a message counts once for each kind on its route.
+        bytes_by_link: payload bytes on each link in use, by index into ``topology.links``; what one step publishes to several
+            ranks through shared memory counts once on a link that they share.
+        bottleneck_link: the link that its bytes keep busy longest, None when no link is used.
+        bottleneck_seconds: for how long.
+    """
+
+    seconds: float
+    segments: int
+    mode: Mode
+    messages: int
+    bytes_by_kind: dict[str, float]
+    bytes_by_link: dict[int, float]
+    bottleneck_link: int | None
+    bottleneck_seconds: float
+
+
+def block_bytes(spec: CollectiveSpec, nbytes: float) -> float:
+    """The bytes of one block of a call of ``nbytes`` (nccl-tests' size: the larger of a rank's two buffers)."""
+    per_call = max(len(buffer(rank)) for buffer in (spec.input_blocks, spec.output_blocks) for rank in range(min(spec.ranks, 2)))
+    if spec.root is not None:
+        per_call = max(per_call, len(spec.input_blocks(spec.root)), len(spec.output_blocks(spec.root)))
+    return nbytes / per_call
+
+
+class CostModel:
+    """The costs of one schedule on one topology; what does not depend on the size is computed once.
+
+    Args:
+        schedule: a schedule that was proved right.
+        topology: where its ranks sit.
+        profile: what the transport costs beyond the links.
+        routes: the routes of ``topology``, when the caller has them.
+
+    Raises:
+        ValueError: another number of ranks than the topology's, or sends and receives that do not pair up.
+    """
+
+    def __init__(self, schedule: Schedule, topology: Topology, profile: Profile = IDEAL, routes: Routes | None = None) -> None:
+        self.schedule = schedule
+        self.topology = topology
+        self.profile = profile
+        self._low = lower(schedule, topology, profile, routes)
+        self._wavefront = Wavefront(self._low)
+
+    @cached_property
+    def _simulator(self) -> Simulator:
+        return Simulator(self._low)
+
+    @property
+    def mode(self) -> Mode:
+        """How this schedule is predicted."""
+        return "flow" if len(self._low.messages) <= FLOW_LIMIT else "wavefront"
+
+    def predict(self, block: float | Sequence[float], segments: int = 1) -> Prediction:
+        """The prediction for blocks of ``block`` bytes (one number, or one for each block), cut into ``segments`` segments."""
+        if segments < 1:
+            raise ValueError(f"{self.schedule.label}: {segments} segments; expected at least 1")
+        whole = self._low.step_bytes(block)
+        return self._prediction(whole, segments, self._seconds(whole / segments, segments, SIMULATED_STEPS))
+
+    def _prediction(self, whole: Floats, segments: int, seconds: float) -> Prediction:
+        low, links = self._low, self.topology.links
+        volume = np.bincount(low.flow_class, weights=whole[low.flow_step], minlength=len(low.classes))
+        owner, resource = low.incidence
+        on_link = np.bincount(resource, weights=volume[owner], minlength=len(low.capacity))[: len(links)]
+        busy = on_link / low.capacity[: len(links)]
+        widest = int(busy.argmax()) if len(busy) and busy.max() > 0 else None
+        return Prediction(
+            seconds=seconds,
+            segments=segments,
+            mode=self.mode,
+            messages=len(low.messages) * segments,
+            bytes_by_kind=self._bytes_by_kind(whole),
+            bytes_by_link={i: float(on_link[i]) for i in np.flatnonzero(on_link).tolist()},
+            bottleneck_link=widest,
+            bottleneck_seconds=0.0 if widest is None else float(busy[widest]),
+        )
+
+    def floor(self, block: float | Sequence[float], segments: int) -> float:
+        """Seconds that no prediction for these arguments undercuts (in ``flow`` mode); much cheaper than a prediction."""
+        return self._wavefront.floor(self._low.step_bytes(block) / segments, segments)
+
+    def least(self, block: float | Sequence[float]) -> float:
+        """Seconds that no number of segments undercuts."""
+        return min(self.floor(block, segments) for segments in self.ladder(block))
+
+    def ladder(self, block: float | Sequence[float]) -> tuple[int, ...]:
+        """The numbers of segments worth trying: powers of two that leave pieces of at least the profile's ``min_segment`` bytes.
+
+        A schedule without messages has nothing to overlap, and padded blocks are not cut.
+        """
+        if not len(self._low.messages) or self.schedule.needs_equal_chunks:
+            return (1,)
+        smallest = float(np.mean(block)) / self.schedule.chunks
+        steps = [1]
+        while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= self.profile.min_segment:
+            steps.append(steps[-1] * 2)
+        return tuple(steps)
+
+    def choose_segments(self, block: float | Sequence[float], hopeless: float = math.inf) -> Prediction:
+        """The prediction with the best number of segments of the ladder.
+
+        Found coarse to fine: every other step of the ladder (for very many messages only the best by a cheap estimate), then the
+        neighbours of the best, then the two best in full. What cannot win by its floor is skipped. Of two that are nearly equal
+        the one with fewer segments is taken.
+
+        Args:
+            hopeless: when the search finds nothing below so many seconds, its rough result will do.
+        """
+        whole = self._low.step_bytes(block)
+        ladder = self.ladder(block)
+        found: dict[int, float] = {}
+
+        def best() -> int:
+            return min(found, key=lambda segments: (found[segments], segments))
+
+        def look(steps: Sequence[int]) -> None:
+            for segments in steps:
+                part = whole / segments
+                if segments in found or (found and self._wavefront.floor(part, segments) >= found[best()]):
+                    continue
+                found[segments] = self._seconds(part, segments, SEARCH_STEPS)
+
+        if len(self._low.messages) <= SEARCH_LIMIT:
+            look(ladder[::2])
+            at = ladder.index(best())
+            look(ladder[max(0, at - 1) : at + 2])
+        else:
+            look([min(ladder, key=lambda s: (self._wavefront.estimate(whole / s, s), s)), 1])
+        if found[best()] > hopeless:
+            return self._prediction(whole, best(), found[best()])
+        finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]
+        fastest = min(p.seconds for p in finals)
+        return min((p for p in finals if p.seconds <= fastest * (1 + SEGMENT_GAIN)), key=lambda p: p.segments)
+
+    def _seconds(self, part: Floats, segments: int, steps: int) -> float:
+        """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.
+
+        ``k`` is such that about ``steps`` steps are simulated. The slope is a mean, since with shared links segments do not finish
+        evenly; and never less than the pace of the busiest resource, which the first segments, filling an empty pipeline, may hide.
+        """
+        if self.mode == "wavefront":
+            return self._wavefront.seconds(part, segments)
+        n = self.schedule.num_steps
+        k = max(steps // max(1, n), 4 if n <= steps else 2) // 2 * 2
+        if segments <= k:
+            return self._simulator.run(part, segments)
+        now, before = self._simulator.run(part, k), self._simulator.run(part, k // 2)
+        slope = max(2 * (now - before) / k, self._wavefront.pace(part))
+        return now + (segments - k) * slope
+
+    def _bytes_by_kind(self, whole: Floats) -> dict[str, float]:
+        low, links = self._low, self.topology.links
+        per_route = np.bincount(low.messages.route, weights=whole[low.messages.sender], minlength=len(low.routes))
+        totals: dict[str, float] = {}
+        for path, nbytes in zip(low.routes, per_route.tolist(), strict=True):
+            for kind in dict.fromkeys(links[link].kind for link in path):
+                totals[kind] = totals.get(kind, 0.0) + nbytes
+        return dict(sorted(totals.items()))
+
+
+def predict(
+    schedule: Schedule, topology: Topology, *, nbytes: float | None = None, block_elems: float | Sequence[float] | None = None,
+    itemsize: int = 1, profile: Profile = IDEAL, segments: int = 1, routes: Routes | None = None,
+) -> Prediction:  # fmt: skip
+    """One prediction, for a size given as the ``nbytes`` of the call or as the elements of its blocks.
+
+    Raises:
+        ValueError: both sizes or none, or what :class:`CostModel` raises.
+    """
+    return CostModel(schedule, topology, profile, routes).predict(_block(schedule.spec, nbytes, block_elems, itemsize), segments)
+
+
+def choose_segments(
+    schedule: Schedule, topology: Topology, *, nbytes: float | None = None, block_elems: float | Sequence[float] | None = None,
+    itemsize: int = 1, profile: Profile = IDEAL, routes: Routes | None = None,
+) -> Prediction:  # fmt: skip
+    """The prediction for the best number of segments; arguments and errors as for :func:`predict`."""
+    return CostModel(schedule, topology, profile, routes).choose_segments(_block(schedule.spec, nbytes, block_elems, itemsize))
+
+
+def _block(
+    spec: CollectiveSpec, nbytes: float | None, block_elems: float | Sequence[float] | None, itemsize: int
+) -> float | Sequence[float]:
+    if (nbytes is None) == (block_elems is None):
+        raise ValueError(f"{spec.collective}: give either nbytes or block_elems")
+    if nbytes is not None:
+        return block_bytes(spec, nbytes)
+    if isinstance(block_elems, Sequence):
+        return [elems * itemsize for elems in block_elems]
+    assert block_elems is not None
+    return block_elems * itemsize

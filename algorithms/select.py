@@ -1,0 +1,319 @@
+"""Which algorithm serves a call: a table of candidates with predicted seconds, then argmin.
+
+Rules (``TOPOCCL_ALGO``) only edit the table. Nothing here depends on the order of hashes, on time or on the rank, so that every
+rank would choose alike; still, one rank chooses and tells the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from topoccl.algorithms.calibration import IDEAL, Profile
+from topoccl.algorithms.choice import Candidate, Choice, format_choice
+from topoccl.algorithms.cost import CostModel, Prediction, block_bytes
+from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
+from topoccl.algorithms.selection_rules import AlgoRules
+from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.graph import Topology
+from topoccl.topology.routes import Routes
+from topoccl.topology.units import format_size, format_time
+
+__all__ = ["FALLBACKS", "Candidate", "Choice", "SelectionError", "Selector", "format_choice", "select"]
+
+FALLBACKS = ("error", "print", "silent")
+EQUAL = 0.01
+"""Predictions that are this close, relatively, count as equal: then fewer messages win, then the order of the registry."""
+
+HOPELESS = 1.25
+"""Candidates that a rough look finds slower than the best by this factor are not looked at more closely."""
+
+
+class SelectionError(ValueError):
+    """No algorithm may serve a call; the message names the collective, the size, the reasons and the known algorithms."""
+
+
+class _Row(NamedTuple):
+    """A line of the table before anything is predicted; ``excluded`` says why the rules forbid it."""
+
+    label: str
+    algorithm: str
+    params: tuple[tuple[str, Any], ...]
+    excluded: str | None
+
+
+def select(
+    spec: CollectiveSpec, topology: Topology, nbytes: int | None = None, itemsize: int = 1, rules: AlgoRules | None = None,
+    profile: Profile = IDEAL, fallback: str = "error", *, block_elems: int | Sequence[int] | None = None, exhaustive: bool = False,
+) -> Choice:  # fmt: skip
+    """Chooses a schedule.
+
+    Args:
+        spec: the collective. When its counts are uneven, pass the mean of the ranks' sizes, a value equal on all ranks.
+        topology: where the ranks sit.
+        nbytes: the size of the call as nccl-tests counts it (the larger of a rank's two buffers).
+        itemsize, block_elems: the size in another form, when ``nbytes`` is None: elements of each block (their mean counts).
+        rules: what ``TOPOCCL_ALGO`` says; None allows everything.
+        profile: what the transport costs beyond the links.
+        fallback: ``error``, or ``print`` or ``silent`` to take another algorithm when none that the rules allow can serve the
+            call (``print`` fills ``Choice.warning``).
+        exhaustive: predict every candidate, also those that cannot win; the choice is the same.
+
+    Raises:
+        SelectionError: no algorithm may serve the call.
+        ValueError: an unknown ``fallback``, another number of ranks than the topology's, no size or a negative one.
+    """
+    if fallback not in FALLBACKS:
+        raise ValueError(f"fallback is {fallback!r}; known: {', '.join(FALLBACKS)}")
+    if topology.num_ranks != spec.ranks:
+        raise ValueError(f"{spec.collective} of {spec.ranks} ranks, but topology {topology.name!r} places {topology.num_ranks}")
+    if nbytes is None:
+        nbytes = _nbytes(spec, block_elems, itemsize)
+    if nbytes < 0:
+        raise ValueError(f"{spec.collective}: {nbytes} bytes; expected a size that is not negative")
+    rules = rules if rules is not None else AlgoRules()
+    rows = _rows(spec, rules, nbytes)
+    rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
+    models = _admit([row for row in rows if row.excluded is None], spec, topology, profile, rejected)
+    warning = None
+    if not models:
+        problem = _problem(spec, nbytes, rows, rejected)
+        others = [row for row in rows if row.excluded is not None]
+        if fallback == "error" or not others:
+            raise SelectionError(f"{problem}; TOPOCCL_FALLBACK=print or silent takes another one" if others else problem)
+        warning = problem
+        models = _admit(others, spec, topology, profile, rejected)
+        if not models:
+            raise SelectionError(_problem(spec, nbytes, rows, rejected))
+        for label in models:
+            del rejected[label]
+    block = block_bytes(spec, nbytes)
+    predictions = _predict(models, block, exhaustive)
+    winner = _argmin(predictions)
+    rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
+    reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes))
+    if warning is not None:
+        reason = f"{warning}; of the others, {reason}"
+    if spec.uneven:
+        reason += " (counts differ between ranks: judged by their mean)"
+    bound = host_cut_bound(topology, spec.collective, nbytes, spec.root)
+    best = predictions[winner]
+    return Choice(
+        collective=spec.collective,
+        nbytes=nbytes,
+        algorithm=winner,
+        schedule=models[winner].schedule,
+        segments=best.segments,
+        seconds=best.seconds,
+        bound_seconds=bound.seconds,
+        bound=bound.description,
+        bottleneck=_bottleneck(topology, best),
+        reason=reason,
+        candidates=tuple(_candidate(row.label, predictions.get(row.label), rejected.get(row.label)) for row in rows),
+        warning=warning if fallback == "print" else None,
+        mean_size=spec.uneven,
+        topology=topology.name,
+        profile=profile.name,
+    )
+
+
+class Selector:
+    """Choices of one group, remembered by collective, root, item size and class of sizes: the steady state is one look-up.
+
+    Args:
+        topology: where the ranks of the group sit.
+        rules, profile, fallback: as for :func:`select`.
+    """
+
+    def __init__(self, topology: Topology, rules: AlgoRules | None = None, profile: Profile = IDEAL, fallback: str = "error") -> None:
+        self.topology = topology
+        self.rules = rules if rules is not None else AlgoRules()
+        self.profile = profile
+        self.fallback = fallback
+        self._bounds = {
+            collective: sorted({edge for item in entry.items for edge in (item.start, item.end) if edge})
+            for collective, entry in self.rules.entries.items()
+        }
+        self._choices: dict[tuple[CollectiveSpec, int, int], Choice] = {}
+
+    def for_topology(self, topology: Topology) -> Selector:
+        """A selector with the same settings for another group."""
+        return Selector(topology, self.rules, self.profile, self.fallback)
+
+    def size_class(self, collective: str, nbytes: int) -> int:
+        """The representative of the sizes that get the same choice as ``nbytes``.
+
+        Classes are centred on powers of two (from 1/sqrt(2) to sqrt(2) times) and cut where a rule for the collective begins or
+        ends; the representative is the power of two, or the size next to it that is in the class.
+        """
+        nearest = 1 << ((nbytes * nbytes).bit_length() // 2) if nbytes else 0
+        for edge in self._bounds.get(collective, ()):
+            if edge <= nbytes:
+                nearest = max(nearest, edge)
+            else:
+                return min(nearest, edge - 1)
+        return nearest
+
+    def choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int = 1) -> Choice:
+        """The choice for the class of ``nbytes``; errors as for :func:`select`."""
+        key = (spec, self.size_class(spec.collective, nbytes), itemsize)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = select(spec, self.topology, key[1], itemsize, self.rules, self.profile, self.fallback)
+            self._choices[key] = choice
+        return choice
+
+
+# The table
+
+
+def _rows(spec: CollectiveSpec, rules: AlgoRules, nbytes: int) -> list[_Row]:
+    """Every variant of every algorithm of the collective, then variants that only the rules name."""
+    rows: list[_Row] = []
+    for algorithm in algorithms_for(spec.collective):
+        for variant in algorithm.variants:
+            label = _label(algorithm.name, variant)
+            excluded = rules.reason(spec.collective, label, nbytes)
+            rows.append(_Row(label, algorithm.name, tuple(sorted(variant.items())), excluded))
+    known = {(row.algorithm, row.params) for row in rows}
+    for selector in rules.forced(spec.collective, nbytes) or ():
+        name, bracket, inside = selector.partition("[")
+        params = tuple(sorted((k, int(v) if v.isdigit() else v) for k, _, v in (p.partition("=") for p in inside[:-1].split(",") if p)))
+        if bracket and (name, params) not in known:
+            rows.append(_Row(selector, name, params, None))
+    return rows
+
+
+def _label(name: str, params: Mapping[str, Any]) -> str:
+    return f"{name}[{','.join(f'{k}={v}' for k, v in params.items())}]" if params else name
+
+
+def _admit(
+    rows: Sequence[_Row], spec: CollectiveSpec, topology: Topology, profile: Profile, rejected: dict[str, str]
+) -> dict[str, CostModel]:
+    """The models of the rows that can serve; for the others the reason goes to ``rejected``."""
+    models: dict[str, CostModel] = {}
+    twins: dict[str, str] = {}
+    for row in rows:
+        reason = by_name(spec.collective, row.algorithm).reject(spec, topology) or _unknown_parameter(spec, row)
+        if reason is None:
+            try:
+                model = _model(spec, topology, row.algorithm, row.params, profile)
+            except ValueError as error:  # a parameter's value, or a proof that failed: either way not a candidate
+                reason = str(error)
+            else:
+                twin = twins.setdefault(model.schedule.digest, row.label)
+                if twin == row.label:
+                    models[row.label] = model
+                    continue
+                reason = f"here it is the same schedule as {twin}"
+        rejected[row.label] = reason
+    return models
+
+
+def _unknown_parameter(spec: CollectiveSpec, row: _Row) -> str | None:
+    build = by_name(spec.collective, row.algorithm).build
+    known = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    unknown = [key for key, _ in row.params if key not in known]
+    return f"{row.algorithm} has no parameter {unknown[0]!r}; known: {', '.join(known) or 'none'}" if unknown else None
+
+
+@lru_cache(maxsize=256)
+def _model(spec: CollectiveSpec, topology: Topology, name: str, params: tuple[tuple[str, Any], ...], profile: Profile) -> CostModel:
+    schedule = build_verified(by_name(spec.collective, name), spec, topology, dict(params))
+    return CostModel(schedule, topology, profile, _routes(topology))
+
+
+@lru_cache(maxsize=16)
+def _routes(topology: Topology) -> Routes:
+    return Routes(topology)
+
+
+# The choice
+
+
+def _predict(models: Mapping[str, CostModel], block: float, exhaustive: bool) -> dict[str, Prediction]:
+    """Predictions, most promising first; a model is left out when even its least time cannot win."""
+    predictions: dict[str, Prediction] = {}
+    best = float("inf")
+    for least, _, label in sorted((model.least(block), at, label) for at, (label, model) in enumerate(models.items())):
+        if exhaustive or least <= best * (1 + EQUAL):
+            predictions[label] = models[label].choose_segments(block, best * HOPELESS)
+            best = min(best, predictions[label].seconds)
+    return {label: predictions[label] for label in models if label in predictions}
+
+
+def _argmin(predictions: Mapping[str, Prediction]) -> str:
+    fastest = min(p.seconds for p in predictions.values())
+    equal = [label for label, p in predictions.items() if p.seconds <= fastest * (1 + EQUAL)]
+    return min(equal, key=lambda label: predictions[label].messages)  # the first of several
+
+
+def _compare(winner: str, predictions: Mapping[str, Prediction], least: Mapping[str, float]) -> dict[str, str]:
+    """Why each of the others is not the choice."""
+    best = predictions[winner]
+    reasons = {label: f"takes at least {format_time(seconds)}" for label, seconds in least.items()}
+    for label, p in predictions.items():
+        if label == winner:
+            continue
+        if p.seconds > best.seconds * (1 + EQUAL):
+            reasons[label] = f"{_times(p.seconds, best.seconds)} the time of {winner}"
+        elif p.messages > best.messages:
+            reasons[label] = f"about as fast as {winner}, with {p.messages} messages instead of {best.messages}"
+        else:
+            reasons[label] = f"about as fast as {winner}, which comes first"
+    return reasons
+
+
+def _times(slow: float, fast: float) -> str:
+    return f"{slow / fast:.3g} times" if fast > 0 else f"{format_time(slow)}, not"
+
+
+def _reason(winner: str, predictions: Mapping[str, Prediction], admitted: int, forced: tuple[str, ...] | None) -> str:
+    allowed = f" that TOPOCCL_ALGO allows ({', '.join(forced)})" if forced else ""
+    if admitted == 1:
+        return f"{winner} is the only candidate{allowed}"
+    others = sorted((p.seconds, label) for label, p in predictions.items() if label != winner)
+    text = f"{winner} is the fastest of {admitted} candidates{allowed}"
+    best = predictions[winner]
+    if not others:
+        return f"{text}; no other can come as low"
+    seconds, runner_up = others[0]
+    if seconds > best.seconds * (1 + EQUAL):
+        return f"{text}; next is {runner_up} with {_times(seconds, best.seconds)} its time"
+    more = predictions[runner_up].messages
+    saving = f" but sending {more} messages instead of {best.messages}" if more > best.messages else ""
+    return f"{text}, with {runner_up} about as fast{saving}"
+
+
+def _problem(spec: CollectiveSpec, nbytes: int, rows: Sequence[_Row], rejected: Mapping[str, str]) -> str:
+    known = ", ".join(dict.fromkeys(row.algorithm for row in rows)) or "none"
+    why = "; ".join(f"{row.label}: {rejected[row.label]}" for row in rows if row.excluded is None)
+    why = why or next((row.excluded for row in rows if row.excluded), "there is none")
+    return (
+        f"no allowed algorithm can serve {spec.collective} of {format_size(nbytes)} bytes among {spec.ranks} ranks ({why}); known: {known}"
+    )
+
+
+def _bottleneck(topology: Topology, prediction: Prediction) -> str:
+    if prediction.bottleneck_link is None:
+        return ""
+    busy = prediction.bottleneck_seconds / prediction.seconds
+    return f"{topology.links[prediction.bottleneck_link].name}, busy {busy:.0%} of the time"
+
+
+def _candidate(label: str, prediction: Prediction | None, rejected: str | None) -> Candidate:
+    if prediction is None:
+        return Candidate(label, rejected=rejected)
+    p = prediction
+    return Candidate(label, p.seconds, rejected, p.segments, p.messages, p.bytes_by_kind, p.mode)
+
+
+def _nbytes(spec: CollectiveSpec, block_elems: int | Sequence[int] | None, itemsize: int) -> int:
+    if block_elems is None:
+        raise ValueError(f"{spec.collective}: give the size as nbytes or as block_elems")
+    mean = block_elems if isinstance(block_elems, int) else sum(block_elems) / max(1, len(block_elems))
+    return round(mean * itemsize / block_bytes(spec, 1))
