@@ -113,7 +113,7 @@ def resolve_reads(
     r_buf = s.operand_buf[r_operand]
     r_place = places.base[r_buf, s.step_rank[r_step]] + s.operand_off[r_operand] + r_index
     r_ref = elements.operand_ptr[r_operand] + r_index
-    stores = s.dst_buf[elements.step] != Buf.NONE
+    stores = (s.dst_buf[elements.step] != Buf.NONE) & ~_onto_itself(s, places)[elements.step]
     w_step, w_index, w_ref = elements.step[stores], elements.index[stores], np.flatnonzero(stores)
     w_buf = s.dst_buf[w_step]
     w_place = places.base[w_buf, s.step_rank[w_step]] + s.dst_off[w_step] + w_index
@@ -170,6 +170,21 @@ def resolve_reads(
         step_at = int(node[reads[bad]][np.argmin(position[node[reads[bad]] % n])]) % n
         raise ScheduleError(s, step_at, "reads a place before anything has been written there")
     return Definitions(source, ref[reads], _finals(places, segments, spot, writes, ref, initial))
+
+
+def _onto_itself(s: Schedule, places: Places) -> Bools:
+    """Steps that copy a range to where it lies (in place, from the input to the output): they change nothing, so they only read."""
+    single = np.flatnonzero((np.diff(s.operand_ptr) == 1) & (s.dst_buf != Buf.NONE))
+    operand = s.operand_ptr[single]
+    rank, buf, dst = s.step_rank[single], s.operand_buf[operand], s.dst_buf[single]
+    source = places.base[buf, rank] + s.operand_off[operand]
+    target = places.base[dst, rank] + s.dst_off[single]
+    own = (buf <= Buf.OUTPUT) & (dst <= Buf.OUTPUT)
+    same = (buf == dst) & (source == target) & (buf != Buf.PEER)
+    same[own] |= places.alias[source[own]] == places.alias[target[own]]
+    result = np.zeros(s.num_steps, dtype=bool)
+    result[single] = same
+    return result
 
 
 def _hint(in_place: bool) -> str:

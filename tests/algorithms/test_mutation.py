@@ -371,7 +371,7 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
 }
 MOST = 200  # mutants of one schedule; a random choice where there are more
 WRONG_VALUE = (
-    "reads a place before", "stores chunk", "has never been written", "lacks the contribution", "adds chunk", "counts the contribution", "deadlock",
+    "reads a place", "stores chunk", "never been written", "lacks the contribution", "adds chunk", "counts the contribution", "deadlock",
 )  # fmt: skip
 
 

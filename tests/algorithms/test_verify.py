@@ -398,6 +398,21 @@ def test_in_place_calls_race_where_others_do_not():
         verify(schedule, in_place=True)
 
 
+def test_a_copy_onto_itself_changes_nothing():
+    """In place the block is where it belongs: another lane may send it meanwhile. Out of place the two lanes only read."""
+    lanes = [
+        (0, 0, [([(I, 0)], (O, 0), []), ([(PEER, 1)], (O, 1), [])]),
+        (0, 0, [([(I, 0)], None, [1])]),
+        (1, 0, [([(I, 0)], (O, 1), [0]), ([(PEER, 0)], (O, 0), [])]),
+    ]
+    for in_place in (False, True):
+        verify(columns(GATHER, lanes), in_place=in_place)
+    lanes[1][2][0] = ([(O, 0)], None, [1])  # out of place it may be sent before it has been copied
+    verify(columns(GATHER, lanes), in_place=True)
+    with pytest.raises(ScheduleError, match="races"):
+        verify(columns(GATHER, lanes))
+
+
 def test_in_place_data_must_not_be_overwritten_early():
     lanes = [(r, 0, [([(I, 0)], None, [1 - r]), ([(PEER, 1 - r)], (O, 0), []), ([(O, 0), (I, 0)], (O, 0), [])]) for r in range(2)]
     verify(columns(REDUCE, lanes))
