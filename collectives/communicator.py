@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topoccl.algorithms.select import Choice, Selector, format_choice
+from topoccl.algorithms.choice import Choice, format_choice
+from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, counts_of, expect
 from topoccl.collectives.errors import ConfigError, TopocclError
@@ -19,6 +19,7 @@ from topoccl.collectives.executor.program import Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.hosts import Neighbours, meet
+from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.messages import Message, begin_recv, begin_send
 from topoccl.collectives.pending import Pending, Worker
 from topoccl.collectives.planner import Plan, Planner
@@ -48,7 +49,7 @@ class Communicator:
 
     def __init__(
         self, transport: Transport, topology: Topology, neighbours: Neighbours, config: Config, logger: Logger, selector: Selector,
-        name: str = "world",
+        name: str = "world", timeout: float | None = None,
     ) -> None:  # fmt: skip
         self.transport = transport
         self.rank = transport.rank
@@ -57,11 +58,11 @@ class Communicator:
         self.hosts = neighbours.hosts
         self.config = config
         self.name = name
-        self.timeout = config.timeout
+        self.timeout = config.timeout if timeout is None else timeout
         self._logger = logger
         self._arena = neighbours.arena
-        on_host = neighbours.hosts.count(neighbours.hosts[self.rank])
-        waiter = Waiter(self._arena.flags, on_host > len(os.sched_getaffinity(0))) if self._arena is not None else None
+        self._cpus = neighbours.cpus
+        waiter = Waiter(self._arena.flags, neighbours.crowded(self.rank)) if self._arena is not None else None
         self._runner = Runner(transport, waiter)
         self._planner = Planner(transport, selector, neighbours.hosts, self._arena, neighbours.member, self.timeout, self._announce)
         self._worker = Worker(f"topoccl {name}")
@@ -69,7 +70,7 @@ class Communicator:
         self._calls = 0
         self._undrained: list[list[tuple[int, int]]] = [[], []]
         self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
-        self._last: Choice | None = None
+        self._last: Plan | None = None
         self._broken: BaseException | None = None
         self._closed = False
         open_communicators.add(self)
@@ -179,33 +180,48 @@ class Communicator:
 
     # Groups
 
-    def subgroup(self, ranks: Sequence[int], group: int, name: str = "") -> Communicator:
+    def together(self, call: Callable[[], Any], *, async_op: bool = False) -> Any:
+        """Runs ``call``, which makes calls of this group and returns something, as one call: nothing comes in between.
+
+        Returns what ``call`` returns, or with ``async_op=True`` a :class:`Pending` with that result.
+        """
+        return self._start(call, async_op)
+
+    def subgroup(self, ranks: Sequence[int], group: int, name: str = "", timeout: float | None = None) -> Communicator:
         """A communicator among ``ranks`` of this group, renumbered in that order; called by its members only.
 
         Args:
             ranks: members, this rank among them, each once.
             group: a number, the same on all members, that no other open group of this world has (see Transport.subgroup).
             name: for messages.
+            timeout: in seconds, for the set-up and for each call; None takes this group's.
         """
+        limit = self._limit(timeout)
         members = [int(r) for r in ranks]
         if len(set(members)) != len(members) or not all(0 <= r < self.size for r in members) or self.rank not in members:
             raise ConfigError(f"subgroup {members}: expected different ranks below {self.size}, rank {self.rank} among them")
         transport = self.transport.subgroup(members, group)
-        neighbours = meet(transport, [self.hosts[r] for r in members], self.timeout, share=self.config.shm)
+        claims, cpus = [self.hosts[r] for r in members], [self._cpus[r] for r in members]
+        neighbours = meet(transport, claims, cpus, limit, share=self.config.shm)
         topology = self.topology.place(members)
         selector = self._planner.selector.for_topology(topology)
-        return Communicator(transport, topology, neighbours, self.config, self._logger, selector, name or f"group {group}")
+        return Communicator(transport, topology, neighbours, self.config, self._logger, selector, name or f"group {group}", limit)
 
     # Looking in
 
     def explain(self) -> str:
         """Why the last call's algorithm was chosen: its candidates with predicted times, and the bound."""
-        return "no collective has run yet" if self._last is None else format_choice(self._last)
+        return "no collective has run yet" if self._last is None else format_choice(self._last.agreed.choice)
 
     @property
     def last_choice(self) -> Choice | None:
         """The choice behind the last call."""
-        return self._last
+        return None if self._last is None else self._last.agreed.choice
+
+    @property
+    def last_segments(self) -> int:
+        """Into how many pipeline segments the last call's data was cut; 0 before the first call."""
+        return 0 if self._last is None else self._last.segments
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start: calls, and messages and payload bytes per peer over the transport and through shared memory."""
@@ -235,13 +251,10 @@ class Communicator:
         if not 0 <= root < self.size:
             raise ConfigError(f"{what}: root {root} is not a rank of a group of {self.size}")
 
-    def _start(self, call: Callable[[], None], async_op: bool) -> Pending | None:
+    def _start(self, call: Callable[[], Any], async_op: bool) -> Any:
         if self._closed:
             raise TopocclError(f"group {self.name} is closed")
-        if async_op:
-            return self._worker.submit(call)
-        self._worker.run(call)
-        return None
+        return self._worker.submit(call) if async_op else self._worker.run(call)
 
     def _moving(self, what: str, root: int | None, bound: Bound, block: int, async_op: bool, timeout: float | None) -> Pending | None:
         return self._start(lambda: self._call(what, root, bound, block, None, timeout), async_op)
@@ -325,12 +338,12 @@ class Communicator:
             total.sent_bytes += moved.sent_bytes
             total.received_messages += moved.received_messages
             total.received_bytes += moved.received_bytes
-        self._last = plan.agreed.choice
+        self._last = plan
         bound.finish()
 
     def _announce(self, choice: Choice) -> None:
         if self.rank == 0:
-            self._logger.info("TUNING", "%s", format_choice(choice))
+            self._logger.info(Subsystem.TUNING, "%s", format_choice(choice))
 
 
 def _elements(data: Any) -> int:

@@ -20,14 +20,23 @@ class Neighbours:
             to).
         arena: their shared memory; None for a rank that is alone or does without.
         member: each of these ranks' place in the arena.
+        cpus: the CPUs that each rank of the group may run on.
     """
 
     hosts: tuple[str, ...]
     arena: arenas.Arena | None
     member: dict[int, int]
+    cpus: tuple[frozenset[int], ...]
+
+    def crowded(self, rank: int) -> bool:
+        """Whether the ranks on ``rank``'s host have fewer cores than there are of them."""
+        together = [cpus for host, cpus in zip(self.hosts, self.cpus, strict=True) if host == self.hosts[rank]]
+        return len(together) > len(frozenset().union(*together))
 
 
-def meet(transport: Transport, claims: Sequence[str], timeout: float, *, share: bool = True) -> Neighbours:
+def meet(
+    transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[int]], timeout: float, *, share: bool = True
+) -> Neighbours:
     """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
 
     For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and
@@ -36,11 +45,12 @@ def meet(transport: Transport, claims: Sequence[str], timeout: float, *, share: 
     Args:
         transport: the group's.
         claims: the host that each rank claims to run on.
+        cpus: the CPUs that each rank may run on.
         timeout: seconds.
         share: False believes the claims and uses no shared memory.
     """
     if not share:
-        return Neighbours(tuple(claims), None, {})
+        return Neighbours(tuple(claims), None, {}, tuple(cpus))
     hosts: list[str | None] = [None] * transport.size
     mine: arenas.Arena | None = None
     member: dict[int, int] = {}
@@ -75,7 +85,7 @@ def meet(transport: Transport, claims: Sequence[str], timeout: float, *, share: 
             if transport.rank in together and len(together) > 1:
                 mine = opened
                 member = {r: i for i, r in enumerate(ranks) if joined[r]}
-    return Neighbours(tuple(h for h in hosts if h is not None), mine, member)
+    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus))
 
 
 def _name(claim: str, leader: int, hosts: Sequence[str | None]) -> str:

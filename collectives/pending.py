@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from topoccl.collectives.errors import CollectiveTimeout
@@ -47,26 +49,35 @@ class Pending:
                 return
         callback(self)
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Ends the call."""
+    def finish(self, result: Any = None, error: BaseException | None = None, retire: Callable[[], None] | None = None) -> None:
+        """Ends the call; ``retire`` is called when all of it is over: after the callbacks, but before anyone's wait returns if
+        there are none."""
         with self._lock:
             self.result, self.error = result, error
-            self._event.set()
             callbacks, self._callbacks = self._callbacks, []
+            if retire is not None and not callbacks:
+                retire()
+            self._event.set()
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # nobody waits for it, and the calls behind this one must go on
+                traceback.print_exc()
+        if retire is not None and callbacks:
+            retire()
 
 
 class Worker:
     """Runs the calls of one group one after the other.
 
     A call on an idle group runs in the caller's thread; asynchronous calls, and those that come while such are open, run in
-    order on a thread of the worker. A call made on that thread (by a callback) runs at once.
+    order on a thread of the worker. Calls made inside a call or by a callback of one belong to it and run at once.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._turn = threading.RLock()
+        self._turn = threading.Lock()
+        self._owner = 0  # the thread that has the turn
         self._wake = threading.Condition(threading.Lock())
         self._queue: deque[tuple[Callable[[], Any], Pending]] = deque()
         self._open = 0
@@ -75,14 +86,24 @@ class Worker:
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Runs ``call`` after all earlier ones and returns its result."""
-        if self._open == 0 or threading.current_thread() is self._thread:
-            with self._turn:
+        me = get_ident()
+        if self._owner == me:
+            return call()
+        if self._open:
+            return self.submit(call).wait()
+        with self._turn:
+            self._owner = me
+            try:
                 return call()
-        return self.submit(call).wait()
+            finally:
+                self._owner = 0
 
     def submit(self, call: Callable[[], Any]) -> Pending:
         """Begins ``call`` after all earlier ones."""
         pending = Pending()
+        if self._owner == get_ident():
+            self._carry_out(call, pending, None)
+            return pending
         with self._wake:
             if self._closing:
                 raise RuntimeError(f"{self.name} is closed")
@@ -95,6 +116,7 @@ class Worker:
         return pending
 
     def _loop(self) -> None:
+        me = get_ident()
         while True:
             with self._wake:
                 while not self._queue:
@@ -102,16 +124,23 @@ class Worker:
                         return
                     self._wake.wait()
                 call, pending = self._queue.popleft()
-            result, error = None, None
-            try:
-                with self._turn:
-                    result = call()
-            except BaseException as raised:  # kept for whoever waits
-                error = raised
-            with self._wake:
-                self._open -= 1
-            pending.finish(result, error)
-            del call, pending, result, error
+            with self._turn:
+                self._owner = me
+                self._carry_out(call, pending, self._retire)
+                self._owner = 0
+            del call, pending
+
+    def _carry_out(self, call: Callable[[], Any], pending: Pending, retire: Callable[[], None] | None) -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:  # kept for whoever waits
+            error = raised
+        pending.finish(result, error, retire)
+
+    def _retire(self) -> None:
+        with self._wake:
+            self._open -= 1
 
     def close(self, timeout: float) -> bool:
         """Lets open calls end, then stops the thread; False if they did not end in time."""

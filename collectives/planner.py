@@ -42,6 +42,7 @@ class Plan:
     """A schedule lowered for one size and type on this rank, for calls with even and odd sequence numbers."""
 
     agreed: Agreed
+    segments: int
     make: Callable[[int], Program]
     programs: list[Program | None] = field(default_factory=lambda: [None, None])
 
@@ -128,7 +129,7 @@ class Planner:
         def make(parity: int) -> Program:
             return lower(schedule, mine, block_elems, segments, dtype, kernel, self.site, parity, overlapping)
 
-        plan = self._plans[key] = Plan(agreed, make)
+        plan = self._plans[key] = Plan(agreed, segments, make)
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
         return plan

@@ -15,8 +15,9 @@ from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import meet, seat
+from topoccl.collectives.logging import Subsystem
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
-from topoccl.topology.files import dump
+from topoccl.topology.dump import dump
 from topoccl.topology.load import load
 
 if TYPE_CHECKING:
@@ -45,39 +46,44 @@ def init(**options: Any) -> Communicator:
         raise
 
 
-def connect(transport: Transport, config: Config, name: str = "world") -> Communicator:
+def connect(transport: Transport, config: Config, name: str = "world", timeout: float | None = None) -> Communicator:
     """A communicator over an open transport; every rank of it calls this. Errors of one rank are raised on all.
+
+    ``timeout`` in seconds, for the set-up and for each call, beats the configuration's and need not be equal on all ranks.
 
     Raises:
         ConfigError, TopologyError: as :func:`init`.
     """
     logger = config.logger(transport.rank)
+    limit = config.timeout if timeout is None else timeout
     share = config.shm
     if share and (reason := supported()):
-        logger.warn_once("SHM", "shared memory is not used: %s", reason)
+        logger.warn_once("shm", Subsystem.SHM, "shared memory is not used: %s", reason)
         share = False
     mine: Any
     try:
-        facts = discover_host()
+        facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
         described = load(config.topo_file) if config.topo_file else None
         config.algo_rules(known_names())
-        mine = (config.agreement(), facts, config.hostid or facts.identity, described, share)
+        mine = (config.agreement(), facts, config.hostid or facts.host_id, described, share)
     except Exception as error:  # told to all ranks
         mine = error
-    told = exchange_or_raise(transport, mine, config.timeout)
+    told = exchange_or_raise(transport, mine, limit)
     check_agreement([agreement for agreement, *_ in told])
     share = all(row[4] for row in told)
-    neighbours = meet(transport, [claim for _, _, claim, _, _ in told], config.timeout, share=share)
-    topology = _fabric([facts for _, facts, *_ in told], neighbours.hosts, told[0][3], config)
+    everyone = [facts for _, facts, *_ in told]
+    cpus = [frozenset(facts.affinity) for facts in everyone]
+    neighbours = meet(transport, [claim for _, _, claim, _, _ in told], cpus, limit, share=share)
+    topology = _fabric(everyone, neighbours.hosts, told[0][3])
     if config.topo_dump_file and transport.rank == 0:
         _write(config.topo_dump_file, dump(topology))
     rules = config.algo_rules(known_names())
     selector = Selector(topology, rules, default_profile(transport.name), config.fallback)
-    logger.info("INIT", "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology)
-    return Communicator(transport, topology, neighbours, config, logger, selector, name)
+    logger.info(Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology)
+    return Communicator(transport, topology, neighbours, config, logger, selector, name, limit)
 
 
-def _fabric(facts: list[HostFacts], hosts: tuple[str, ...], described: Topology | None, config: Config) -> Topology:
+def _fabric(facts: list[HostFacts], hosts: tuple[str, ...], described: Topology | None) -> Topology:
     """What ranks plan with: the described fabric with ranks put on their hosts, else the discovered one."""
     if described is not None:
         return seat(described, [f.hostname for f in facts])
