@@ -85,7 +85,7 @@ class _Failure:
     text: str
 
 
-_KINDS: dict[str, type[TopocclError]] = {
+KINDS: dict[str, type[TopocclError]] = {
     kind.__name__: kind for kind in (ConfigError, TransportError, CollectiveTimeout, MismatchError, TopocclError)
 }
 
@@ -97,7 +97,7 @@ def exchange_or_raise(transport: Transport, obj: Any, timeout: float) -> list[An
     """
     if isinstance(obj, BaseException):
         kind = type(obj).__name__
-        obj = _Failure(kind, str(obj)) if kind in _KINDS else _Failure(TopocclError.__name__, f"{kind}: {obj}")
+        obj = _Failure(kind, str(obj)) if kind in KINDS else _Failure(TopocclError.__name__, f"{kind}: {obj}")
     objects = exchange(transport, obj, timeout)
     failed = {rank: item for rank, item in enumerate(objects) if isinstance(item, _Failure)}
     if failed:
@@ -105,7 +105,7 @@ def exchange_or_raise(transport: Transport, obj: Any, timeout: float) -> list[An
         same = [rank for rank, failure in failed.items() if failure == first]
         who = "every rank" if len(same) == transport.size else f"rank {', '.join(map(str, same))}"
         rest = len(failed) - len(same)
-        raise _KINDS[first.kind](f"{who}: {first.text}" + (f" (and other errors on {rest} other ranks)" if rest else ""))
+        raise KINDS[first.kind](f"{who}: {first.text}" + (f" (and other errors on {rest} other ranks)" if rest else ""))
     return objects
 
 
@@ -264,7 +264,7 @@ def open_transport(
     if store is None and master is not None:
         store = rendezvous.open_store(dist, master, info.size, timeout, serve=info.rank == 0 and not info.agent_store, attempt=info.attempt)
     elif store is None:
-        store, master = _store_over_mpi(dist, info, timeout, interfaces)
+        store, master = store_over_mpi(dist, info, timeout, interfaces)
     address = rendezvous.choose_address(store, info.rank, info.size, interfaces, master, timeout)
     transport = gloo_transport(store, info.rank, info.size, timeout, address)
     try:
@@ -276,10 +276,8 @@ def open_transport(
     return transport
 
 
-def _store_over_mpi(
-    dist: Any, info: LaunchInfo, timeout: float, interfaces: InterfaceFilter | None
-) -> tuple[Store, tuple[str, int] | None]:
-    """A store at rank 0, and by which address it was reached (None at rank 0)."""
+def store_over_mpi(dist: Any, info: LaunchInfo, timeout: float, interfaces: InterfaceFilter | None) -> tuple[Store, tuple[str, int] | None]:
+    """A store at rank 0, whose address goes out over MPI, and by which address it was reached (None at rank 0)."""
     from topoccl.collectives.transports import rendezvous
     from topoccl.collectives.transports.mpi import mpi_transport
 

@@ -25,6 +25,10 @@ ANY_SOURCE = -1
 TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire
 
 
+_process = [os.getpid()]  # this process; a list, so that a fork can put in its own number
+os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+
+
 class Request:
     """A message on its way. ``done`` turns true once, also on failure, when ``error`` holds the exception.
 
@@ -68,6 +72,7 @@ class Transport(ABC):
     name: str
     rank: int
     size: int
+    max_group: int  # the largest number that a sub-group can have
     counters: dict[int, PeerCounters]  # by peer, in the ranks of this transport
 
     def __str__(self) -> str:
@@ -181,6 +186,7 @@ class Endpoint(Transport):
         self.world_rank = medium.rank
         self.rank = self._local[medium.rank]
         self.size = len(self._ranks)
+        self.max_group = medium.max_group
         self.counters = {peer: PeerCounters() for peer in range(self.size)}
         self._open: set[Message] = set()
         self._lock = Lock()
@@ -211,8 +217,8 @@ class Endpoint(Transport):
             raise ValueError(f"{self}: a message is a contiguous one-dimensional array of uint8, not {data.dtype} of shape {data.shape}")
         if not is_send and not data.flags.writeable:
             raise ValueError(f"{self}: cannot receive into a read-only array of {len(data)} bytes")
-        if os.getpid() != self._pid:
-            raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {os.getpid()}")
+        if _process[0] != self._pid:
+            raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {_process[0]}")
         message = Message(self, is_send, world, self._base | tag, data)
         message.source = self.rank if is_send else self._local.get(world, ANY_SOURCE)
         with self._lock:
@@ -271,7 +277,7 @@ class Endpoint(Transport):
             for message in pending:
                 message.error = TransportError(f"{self}: {message} was still open when the transport was closed")
                 message.done = True
-        if not first or os.getpid() != self._pid:
+        if not first or _process[0] != self._pid:
             return
         self._medium.abandon(pending)
         if self._base == 0:

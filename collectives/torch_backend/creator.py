@@ -1,0 +1,165 @@
+"""Makes a group for torch: the first one opens a transport, the others share it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from topoccl.collectives.bootstrap import LaunchInfo, open_transport
+from topoccl.collectives.config import Config, check_agreement, variable_of
+from topoccl.collectives.errors import ConfigError, MismatchError
+from topoccl.collectives.setup import connect
+from topoccl.collectives.torch_backend.compat import default_timeout
+from topoccl.collectives.torch_backend.process_group import TopocclGroup
+from topoccl.collectives.torch_backend.rendezvous import Meeting, launched_by_mpi, master_address
+
+if TYPE_CHECKING:
+    from topoccl.collectives.communicator import Communicator
+    from topoccl.collectives.transports.base import Transport
+
+
+class World(TopocclGroup):
+    """The group of all ranks; sub-groups send over its transport, under numbers that it gives out."""
+
+    def __init__(self, communicator: Communicator, name: str, meeting: Meeting) -> None:
+        super().__init__(communicator, name, meeting.given, communicator.close)
+        self._meeting: Meeting | None = meeting
+        self._freed: deque[int] = deque()
+
+    def take_number(self) -> int:
+        """A number that no open sub-group has: unused ones first, so that late messages of a closed group find nobody."""
+        transport = self.communicator.transport
+        assert self._meeting is not None
+        number = int(self._meeting.store.add("groups", 1))
+        if number <= transport.max_group:
+            return number
+        if not self._freed:
+            raise ConfigError(f"too many groups are open: transport {transport.name} has numbers for {transport.max_group}")
+        return self._freed.popleft()
+
+    def give_back(self, number: int) -> None:
+        """Ends the use of a number that this rank took."""
+        self._freed.append(number)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._meeting = None
+
+
+def create(options: Any) -> TopocclGroup:
+    """What torch calls for each group, on its members.
+
+    Args:
+        options: torch's: the group's store, this rank, the number of ranks, the timeout, the name, and the ranks in the default
+            group (none when it is the default group that is made).
+
+    Raises:
+        ConfigError: a variable that cannot be used, or on which ranks do not agree; on every rank.
+        MismatchError: ranks disagree about who is a member.
+        TransportError, CollectiveTimeout: ranks do not reach each other.
+    """
+    given = options.timeout.total_seconds()
+    meeting = Meeting(options.store, options.group_rank, options.group_size, given)
+    ranks = list(options.global_ranks_in_group)
+    world = dist.group.WORLD
+    if ranks and isinstance(world, World):
+        return _subgroup(world, ranks, meeting, options.group_id, given)
+    transport, config = _open(meeting)
+    try:
+        communicator = connect(transport, config, options.group_id, _timeout(given, config))
+    except BaseException:
+        transport.close()
+        raise
+    if ranks:
+        return TopocclGroup(communicator, options.group_id, meeting.given, communicator.close)
+    return World(communicator, options.group_id, meeting)
+
+
+def _timeout(given: float, config: Config) -> float:
+    """A timeout given to torch beats the variable; torch's default, which stands for none given, does not."""
+    return config.timeout if given == default_timeout and config.sources.get("timeout", "default") != "default" else given
+
+
+def _open(meeting: Meeting) -> tuple[Transport, Config]:
+    """A transport among the ranks of a group, of the kind that all of them can use."""
+    found: list[Config] = []
+
+    def wish() -> dict[str, Any]:
+        config = Config.from_environment(os.environ)
+        found.append(config)
+        return {"asked": config.transport, "usable": _usable(config.transport, meeting.rank, meeting.size)}
+
+    def settle() -> str:
+        wishes = [meeting.hear(f"wish/{rank}", rank) for rank in range(meeting.size)]
+        check_agreement([{variable_of("transport"): wish["asked"]} for wish in wishes])
+        return next(name for name in wishes[0]["usable"] if all(name in wish["usable"] for wish in wishes))
+
+    meeting.tell(f"wish/{meeting.rank}", wish)
+    if meeting.rank == 0:
+        meeting.tell("transport", settle)
+    name = meeting.hear("transport", 0)
+    (config,) = found
+    info = LaunchInfo("torchrun", meeting.rank, meeting.size, master=master_address())
+    store = dist.PrefixStore("gloo", meeting.store)
+    return open_transport(name, info, _timeout(meeting.timeout, config), config.socket_ifname, store), config
+
+
+def _usable(asked: str, rank: int, size: int) -> list[str]:
+    """The transports that this rank of a group can use, the best first.
+
+    Raises:
+        ConfigError: the one that was asked for is not among them.
+    """
+    if size == 1 and asked in ("auto", "memory"):
+        return ["memory"]
+    usable = ["gloo"]
+    why = "it joins threads of one process; a group of torch.distributed has one rank per process"
+    if asked in ("auto", "mpi"):
+        info = launched_by_mpi(rank, size)
+        if info is None:
+            why = f"the group's rank {rank} of {size} is not a rank of one MPI job (start the ranks with mpirun)"
+        else:
+            try:
+                from topoccl.collectives.transports.mpi import import_mpi
+
+                import_mpi()
+                usable.insert(0, "mpi")
+            except ConfigError as error:
+                if asked == "mpi":
+                    raise
+                why = str(error)
+    if asked != "auto":
+        if asked not in usable:
+            raise ConfigError(f"transport {asked}: {why}. Usable here: auto, {', '.join(usable)}")
+        return [asked]
+    return usable
+
+
+def _subgroup(world: World, ranks: list[int], meeting: Meeting, name: str, given: float) -> TopocclGroup:
+    leader = ranks[0]
+    taken: list[int] = []
+
+    def offer() -> dict[str, Any]:
+        taken.append(world.take_number())
+        return {"number": taken[0], "ranks": ranks}
+
+    if meeting.rank == 0:
+        meeting.tell("number", offer)
+    told = meeting.hear("number", leader)
+    if told["ranks"] != ranks:
+        raise MismatchError(
+            f"new_group: rank {leader} makes group {name} of ranks {told['ranks']}, rank {world.rank()} of ranks {ranks}; "
+            "all ranks must make the same groups in the same order"
+        )
+    parent = world.communicator
+    communicator = parent.subgroup(ranks, told["number"], name, _timeout(given, parent.config))
+
+    def ended() -> None:
+        communicator.close()
+        for number in taken:
+            world.give_back(number)
+
+    return TopocclGroup(communicator, name, meeting.given, ended)

@@ -1,0 +1,333 @@
+"""The process group: torch.distributed's calls, brought to a communicator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.torch_backend import blocks, compat, sparse
+from topoccl.collectives.torch_backend.blocks import Tensor, single, single_list
+from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, reduction, seconds
+from topoccl.collectives.torch_backend.work import All, Call, Done, Mail
+
+if TYPE_CHECKING:
+    from topoccl.collectives.communicator import Communicator
+
+
+@compat.both_names
+class TopocclGroup(compat.Group):
+    """A group of ``torch.distributed`` whose calls run on :attr:`communicator`.
+
+    A synchronous call on an idle group runs in the caller's thread; other calls run in order on a thread of the group. Arguments
+    that do not fit together raise at once; what goes wrong on the way is raised by the work's ``wait``.
+
+    Args:
+        communicator: of the same ranks in the same order.
+        name: the group's name in torch.
+        store: the group's store.
+        ended: called once, by :meth:`shutdown`; closes the communicator.
+    """
+
+    def __init__(self, communicator: Communicator, name: str, store: Any, ended: Callable[[], None]) -> None:
+        super().__init__(communicator.rank, communicator.size, name, store)
+        self.communicator = communicator
+        self._ended: Callable[[], None] | None = ended
+        self._coalesced: list[Done] | None = None
+
+    def explain(self) -> str:
+        """Why the last call's algorithm was chosen."""
+        return self.communicator.explain()
+
+    # How calls are run
+
+    def _run(self, outputs: Any, opts: Any, method: Callable[..., Any], *args: Any, **named: Any) -> Done:
+        """One call of the communicator."""
+        timeout = seconds(opts.timeout)
+        if not opts.asyncOp and self._coalesced is None:
+            method(*args, timeout=timeout, **named)
+            return Done(outputs)
+        return self._began(Call(method(*args, async_op=True, timeout=timeout, **named), outputs))
+
+    def _run_all(self, outputs: Any, opts: Any, steps: Callable[[float | None], None]) -> Done:
+        """Several calls of the communicator and copies around them, as one call; ``steps`` is given the timeout of each."""
+        timeout = seconds(opts.timeout)
+        if not opts.asyncOp and self._coalesced is None:
+            self.communicator.together(lambda: steps(timeout))
+            return Done(outputs)
+        return self._began(Call(self.communicator.together(lambda: steps(timeout), async_op=True), outputs))
+
+    def _began(self, work: Done) -> Done:
+        if self._coalesced is None:
+            return work
+        self._coalesced.append(work)
+        return Done(work.outputs)  # the whole is waited for at the end
+
+    # Reductions
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        if type(opts) is not AllreduceOptions:
+            opts = options(AllreduceOptions, opts, timeout=timeout)
+        tensor = single(tensors)
+        op, factor = reduction(opts.reduceOp)
+        if tensor.layout is not torch.strided:
+            return self._run_all([tensor], opts, sparse.all_reduce(self.communicator, tensor, op))
+        return self._run([tensor], opts, self.communicator.all_reduce, tensor, None, op, factor=factor)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
+        opts = options(compat.AllreduceCoalescedOptions, opts)
+        op, factor = reduction(opts.reduceOp)
+        tensors = list(tensors)
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault(tensor.dtype, []).append(tensor)
+
+        def steps(limit: float | None) -> None:
+            for same in kinds.values():
+                if len(same) == 1:
+                    self.communicator.all_reduce(same[0], None, op, factor=factor, timeout=limit)
+                    continue
+                flat = blocks.packed(same)
+                self.communicator.all_reduce(flat, None, op, factor=factor, timeout=limit)
+                if blocks.adjacent(same) is None:
+                    blocks.spread(flat, same)
+
+        return self._run_all(tensors, opts, steps)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.ReduceOptions, opts, op=op, timeout=timeout)
+        tensor = single(tensors)
+        name, factor = reduction(opts.reduceOp)
+        return self._run([tensor], opts, self.communicator.reduce, tensor, None, opts.rootRank, name, factor=factor)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.ReduceScatterOptions, opts, timeout=timeout)
+        op, factor = reduction(opts.reduceOp)
+        return self._run([output], opts, self.communicator.reduce_scatter, input, output, op, factor=factor)
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
+        opts = options(compat.ReduceScatterOptions, opts)
+        op, factor = reduction(opts.reduceOp)
+        pairs = list(zip(inputs, outputs, strict=True))
+
+        def steps(limit: float | None) -> None:
+            for src, dst in pairs:
+                self.communicator.reduce_scatter(src, dst, op, factor=factor, timeout=limit)
+
+        return self._run_all(list(outputs), opts, steps)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.ReduceScatterOptions, opts, timeout=timeout)
+        output, parts = single(outputs), self._per_rank("reduce_scatter", "inputs", single_list(inputs))
+        blocks.same_type("reduce_scatter", [output, *parts])
+        op, factor = reduction(opts.reduceOp)
+        counts = blocks.sizes(parts)
+        self._expect("reduce_scatter", output, counts[self.rank()])
+        width = max(counts)
+
+        def steps(limit: float | None) -> None:
+            if min(counts) == width:
+                self.communicator.reduce_scatter(blocks.packed(parts), output, op, factor=factor, timeout=limit)
+                return
+            mine = output.detach().new_empty(width)
+            self.communicator.reduce_scatter(blocks.padded(parts, width), mine, op, factor=factor, timeout=limit)
+            blocks.unpack(mine.view(1, -1), [output])
+
+        return self._run_all([output], opts, steps)
+
+    # Gathering and spreading
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.AllgatherOptions, opts, timeout=timeout)
+        return self._run([output], opts, self.communicator.all_gather, input, output)
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
+        opts = options(compat.AllgatherOptions, opts)
+        pairs = list(zip(inputs, outputs, strict=True))
+
+        def steps(limit: float | None) -> None:
+            for src, dst in pairs:
+                self.communicator.all_gather(src, dst, timeout=limit)
+
+        return self._run_all(list(outputs), opts, steps)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.AllgatherOptions, opts, timeout=timeout)
+        steps, parts = self._all_gather(single_list(outputs), single(inputs))
+        return self._run_all([parts], opts, steps)
+
+    def allgather_coalesced(self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
+        opts = options(compat.AllgatherOptions, opts)
+        # One list per rank, with an output for each input.
+        made = [self._all_gather([lists[i] for lists in output_lists], tensor) for i, tensor in enumerate(inputs)]
+
+        def steps(limit: float | None) -> None:
+            for one, _ in made:
+                one(limit)
+
+        return self._run_all([list(lists) for lists in output_lists], opts, steps)
+
+    def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> tuple[Callable[[float | None], None], list[Tensor]]:
+        parts = self._per_rank("all_gather", "outputs", outputs)
+        blocks.same_type("all_gather", [tensor, *parts])
+        counts = blocks.sizes(parts)
+        self._expect("all_gather", tensor, counts[self.rank()])
+        width = max(counts)
+
+        def steps(limit: float | None) -> None:
+            if min(counts) == width:
+                together = blocks.adjacent(parts)
+                rows = tensor.detach().new_empty((self.size(), width)) if together is None else together
+                self.communicator.all_gather(tensor, rows, timeout=limit)
+                if together is None:
+                    blocks.unpack(rows, parts)
+                return
+            rows = tensor.detach().new_empty((self.size(), width))
+            self.communicator.all_gather(blocks.padded([tensor], width), rows, timeout=limit)
+            blocks.unpack(rows, parts)
+
+        return steps, parts
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.BroadcastOptions, opts, timeout=timeout)
+        tensor = single(tensors)
+        return self._run([tensor], opts, self.communicator.broadcast, tensor, opts.rootRank)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.GatherOptions, opts, timeout=timeout)
+        root, tensor = opts.rootRank, single(inputs)
+        if self.rank() != root:
+            return self._run([], opts, self.communicator.gather, tensor, None, root)
+        parts = self._per_rank("gather", "outputs", single_list(outputs))
+        blocks.same_type("gather", [tensor, *parts])
+        for part in parts:
+            self._expect("gather", part, tensor.numel())
+
+        def steps(limit: float | None) -> None:
+            together = blocks.adjacent(parts)
+            rows = tensor.detach().new_empty((self.size(), tensor.numel())) if together is None else together
+            self.communicator.gather(tensor, rows, root, timeout=limit)
+            if together is None:
+                blocks.unpack(rows, parts)
+
+        return self._run_all([parts], opts, steps)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        opts = options(compat.ScatterOptions, opts, timeout=timeout)
+        root, output = opts.rootRank, single(outputs)
+        if self.rank() != root:
+            return self._run([output], opts, self.communicator.scatter, None, output, root)
+        parts = self._per_rank("scatter", "inputs", single_list(inputs))
+        blocks.same_type("scatter", [output, *parts])
+        for part in parts:
+            self._expect("scatter", part, output.numel())
+
+        def steps(limit: float | None) -> None:
+            self.communicator.scatter(blocks.packed(parts), output, root, timeout=limit)
+
+        return self._run_all([output], opts, steps)
+
+    # All to all
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (), input_split_sizes: Sequence[int] = (), opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Done:  # fmt: skip
+        opts = options(compat.AllToAllOptions, opts, timeout=timeout)
+        if not output_split_sizes and not input_split_sizes:
+            for side, tensor in (("input", input), ("output", output)):
+                self._expect_rows(side, tensor)
+            return self._run([output], opts, self.communicator.all_to_all, input, output)
+        sending = self._elements("input", input, input_split_sizes)
+        receiving = self._elements("output", output, output_split_sizes)
+        return self._run([output], opts, self.communicator.all_to_all, input, output, sending, receiving)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
+        opts = options(compat.AllToAllOptions, opts)
+        receiving = self._per_rank("all_to_all", "outputs", outputs)
+        sending = self._per_rank("all_to_all", "inputs", inputs)
+        blocks.same_type("all_to_all", [*receiving, *sending])
+
+        def steps(limit: float | None) -> None:
+            into = blocks.adjacent(receiving)
+            flat = receiving[0].detach().new_empty(sum(blocks.sizes(receiving))) if into is None else into
+            self.communicator.all_to_all(blocks.packed(sending), flat, blocks.sizes(sending), blocks.sizes(receiving), timeout=limit)
+            if into is None:
+                blocks.spread(flat, receiving)
+
+        return self._run_all(receiving, opts, steps)
+
+    # Waiting for each other
+
+    def barrier(self, opts: Any = None) -> Done:
+        return self._run([], options(compat.BarrierOptions, opts), self.communicator.barrier)
+
+    # Point to point
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
+        tensor = single(tensors)
+        return self._began(Mail(self.communicator.send(tensor, dst, tag, async_op=True), [tensor]))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
+        tensor = single(tensors)
+        return self._began(Mail(self.communicator.recv(tensor, src, tag, async_op=True), [tensor]))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
+        tensor = single(tensors)
+        return self._began(Mail(self.communicator.recv(tensor, None, tag, async_op=True), [tensor]))
+
+    # Several calls as one
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any) -> Done:
+        works, self._coalesced = self._coalesced or [], None
+        return All(works)
+
+    # Ending
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.communicator.timeout = seconds(timeout) or self.communicator.timeout
+
+    def shutdown(self) -> None:
+        """Lets open calls end and frees everything; what ``destroy_process_group`` calls."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
+            self._store = None
+
+    def abort(self) -> None:
+        """Makes calls in flight raise, then frees everything."""
+        self.communicator.abort("the process group was aborted")
+        self.shutdown()
+
+    # Checks
+
+    def _per_rank(self, what: str, side: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if len(tensors) != self.size():
+            raise ConfigError(f"{what}: {len(tensors)} {side} for {self.size()} ranks; expected one per rank")
+        return list(tensors)
+
+    def _expect(self, what: str, tensor: Tensor, count: int) -> None:
+        if tensor.numel() != count:
+            raise ConfigError(f"{what}: rank {self.rank()} has a tensor of {tensor.numel()} elements where the list has one of {count}")
+
+    def _expect_rows(self, side: str, tensor: Tensor) -> None:
+        rows = tensor.shape[0] if tensor.ndim else 1
+        if rows % self.size():
+            raise ConfigError(f"all_to_all: the first dimension of the {side}, {rows}, cannot be divided among {self.size()} ranks; give splits")
+
+    def _elements(self, side: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        """Split sizes, given as rows of ``tensor``, as elements."""
+        rows = tensor.shape[0] if tensor.ndim else 1
+        if not splits:
+            self._expect_rows(side, tensor)
+            splits = [rows // self.size()] * self.size()
+        if sum(splits) != rows:
+            raise ConfigError(f"all_to_all: the {side} splits {list(splits)} add up to {sum(splits)}, but its first dimension is {rows}")
+        row = tensor[0].numel() if tensor.ndim and rows else 1
+        return [count * row for count in splits]
