@@ -45,7 +45,9 @@ class Hazards:
 
     def writes(self, step: int) -> list[Place]:
         buf = Buf(self.schedule.dst_buf[step])
-        return [] if buf is Buf.NONE else self._places(step, buf, int(self.schedule.dst_off[step]))
+        places = [] if buf is Buf.NONE else self._places(step, buf, int(self.schedule.dst_off[step]))
+        # In place, the copy of an input to where it lies already writes nothing.
+        return [] if places and places == self.reads(step) else places
 
     def reads(self, step: int) -> list[Place]:
         schedule = self.schedule
