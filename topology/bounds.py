@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topoccl.topology.graph import Topology
-from topoccl.topology.units import format_rate, format_time
+from topoccl.topology.units import format_ranks, format_rate, format_time
 from topoccl.topology.wiring import owner
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def _cuts(topology: Topology, collective: str, nbytes: int, root: int | None) ->
     def claims(arriving: Collection[int], leaving: Collection[int], ranks: Collection[int], what: str) -> Iterator[_Claim]:
         if 0 < len(ranks) < topology.num_ranks:
             out, into = _cut_bytes(collective, nbytes, topology.num_ranks, len(ranks), root in ranks)
-            yield out, leaving, lambda: f"what must leave {what} ({_ranks(ranks)})"
-            yield into, arriving, lambda: f"what must enter {what} ({_ranks(ranks)})"
+            yield out, leaving, lambda: f"what must leave {what} ({format_ranks(ranks)})"
+            yield into, arriving, lambda: f"what must enter {what} ({format_ranks(ranks)})"
 
     arriving, leaving = _borders(topology, {vertex: vertex for vertex in topology.vertices}, set(topology.slots))
     for slot, rank in rank_of.items():
@@ -281,15 +281,3 @@ def _few(names: list[str], most: int = 4) -> str:
 
 def _names(topology: Topology, links: Collection[int]) -> str:
     return _few([topology.links[link].name for link in links]) or "no link"
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    """``ranks 0-3, 8``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -159,8 +159,8 @@ def _spread(options: _Options, key: str, values: list[float], count: int, what: 
     return values * count if len(values) == 1 else values
 
 
-def _host(fabric: Fabric, options: _Options, name: str, ranks: int, rack: str | None = None) -> str:
-    host = fabric.host(name, rack=rack)
+def _host(fabric: Fabric, options: _Options, name: str, ranks: int, *, rack: str | None = None, cell: tuple[int, ...] = ()) -> str:
+    host = fabric.host(name, rack=rack, attrs={"cell": list(cell)} if cell else {})
     memory = options.rate("memory", fb.MEMORY_BANDWIDTH)
     latency = options.time("memory_latency", fb.MEMORY_LATENCY)
     for _ in range(ranks):
@@ -215,7 +215,7 @@ def _racks(fabric: Fabric, shape: str, options: _Options) -> str:
     if "uplink" in options.given and "oversub" in options.given:
         raise TopologyError(f"{options.text!r}: options uplink and oversub say the same thing; give one of them")
     uplink = options.rate("uplink", rate * hosts / options.ratio("oversub", 1.0))
-    members = [[_host(fabric, options, f"h{r * hosts + h}", ranks, f"rack{r}") for h in range(hosts)] for r in range(racks)]
+    members = [[_host(fabric, options, f"h{r * hosts + h}", ranks, rack=f"rack{r}") for h in range(hosts)] for r in range(racks)]
     core = fabric.switch("core") if racks > 1 else None
     for rack, names in enumerate(members):
         switch = fabric.switch(f"rack{rack}")
@@ -237,7 +237,7 @@ def _fattree(fabric: Fabric, shape: str, options: _Options) -> str:
     half = k // 2
     _limit(options, k * half * half * ranks)
     rate, latency = options.rate("net", fb.NET_BANDWIDTH), options.time("latency", fb.NET_LATENCY)
-    names = [_host(fabric, options, f"h{index}", ranks, f"pod{index // half**2}") for index in range(k * half * half)]
+    names = [_host(fabric, options, f"h{index}", ranks, rack=f"pod{index // half**2}") for index in range(k * half * half)]
     cores = [fabric.switch(f"core{index}") for index in range(half * half)]
     for pod in range(k):
         edges = [fabric.switch(f"edge{pod}.{index}") for index in range(half)]
@@ -272,7 +272,7 @@ def _grid(fabric: Fabric, options: _Options, dims: Sequence[int], wrap: bool) ->
                 cables.append((index[cell], index[(*cell[:axis], step % size, *cell[axis + 1 :])]))
     if "ranks" in options.given:
         pcie = options.optional_rate("pcie")
-        names = [_host(fabric, options, f"h{number}", per_node) for number in range(len(cells))]
+        names = [_host(fabric, options, f"h{number}", per_node, cell=cell) for number, cell in enumerate(cells)]
         ports = [0] * len(cells)
         for a, b in cables:
             ends = []
@@ -281,7 +281,7 @@ def _grid(fabric: Fabric, options: _Options, dims: Sequence[int], wrap: bool) ->
                 ports[node] += 1
             fabric.link(ends[0], ends[1], rate, latency, "net")
     else:
-        slots = [fabric.bare_slot(fabric.host(f"h{number}")) for number in range(len(cells))]
+        slots = [fabric.bare_slot(fabric.host(f"h{number}", attrs={"cell": list(cell)})) for number, cell in enumerate(cells)]
         for a, b in cables:
             fabric.link(slots[a], slots[b], rate, latency, "net")
     return options.choice("placement", fb.PLACEMENTS[:2])

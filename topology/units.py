@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them.
+"""Sizes, rates, times and ranks as people write them.
 
 Sizes are binary (``64M`` is 64 * 2**20 bytes), rates are decimal (``25GB/s`` is 25e9 bytes/s, ``200Mbit/s`` is 25e6
 bytes/s), times without a unit are seconds. ``format_*`` return a short text for people that ``parse_*`` reads back.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -108,3 +109,15 @@ def format_time(seconds: float) -> str:
     if seconds == 0:
         return "0s"
     return _scaled(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+
+
+def format_ranks(ranks: Collection[int]) -> str:
+    """Ranks for people: ``rank 3``, ``ranks 0-3, 8``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}" if runs else "no rank"

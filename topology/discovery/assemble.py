@@ -68,7 +68,8 @@ def _host(fabric: Fabric, host: str, facts: list[HostFacts], ranks: list[int], s
     for nic in first.usable_nics or (_UNSEEN,):
         hub = hubs.get(nic.numa) if nic.numa is not None else None
         name = f"nic-{nic.name}" if re.fullmatch(r"(s|numa)\d+", nic.name) else nic.name  # the ids of slots and NUMA nodes
-        port = fabric.nic(host, name, nic.speed or fb.NET_BANDWIDTH, hub=hub, attrs={"source": "sysfs" if nic.speed else "default"})
+        rate = nic.speed or fb.NET_BANDWIDTH
+        port = fabric.nic(host, name, rate, hub=hub, attrs={"rate": rate, "source": "sysfs" if nic.speed else "default"})
         ports.append((port, nic))
     return ports
 
