@@ -50,11 +50,11 @@ __all__ = [
 default_timeout: float = default_pg_timeout.total_seconds()  # which torch passes when the user says nothing
 
 _Op = ReduceOp.RedOpType
-_OPS: dict[Any, str] = {
-    _Op.SUM: "sum", _Op.AVG: "avg", _Op.PRODUCT: "product", _Op.MIN: "min", _Op.MAX: "max", _Op.BAND: "band", _Op.BOR: "bor",
-    _Op.BXOR: "bxor", _Op.PREMUL_SUM: "premul_sum",
-}  # fmt: skip
-_PREMUL = _Op.PREMUL_SUM
+_SUM = (_Op.SUM, ("sum", None))
+_PREMUL = int(_Op.PREMUL_SUM.value)
+_OPS: dict[int, str] = {
+    int(getattr(_Op, name).value): name.lower() for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
 
 # Names of methods: as torch 2.13 calls them, and before.
 _OLD_NAMES = {
@@ -75,7 +75,9 @@ def both_names(group: type) -> type:
 
 def reduction(op: Any) -> tuple[str, float | None]:
     """The name of a ``ReduceOp``, and the factor of a PREMUL_SUM."""
-    kind = op.op
+    if op == _SUM[0]:  # looking it up costs several times as much
+        return _SUM[1]
+    kind = op.op.value
     return _OPS[kind], float(op.factor) if kind == _PREMUL else None
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from topoccl.collectives.errors import ConfigError
-from topoccl.collectives.torch_backend import blocks, compat, sparse
+from topoccl.collectives.torch_backend import blocks, compat, sparse, work
 from topoccl.collectives.torch_backend.blocks import Tensor, single, single_list
 from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, reduction, seconds
-from topoccl.collectives.torch_backend.work import All, Call, Done, Mail
+from topoccl.collectives.torch_backend.work import Done, done
 
 if TYPE_CHECKING:
     from topoccl.collectives.communicator import Communicator
@@ -49,22 +49,22 @@ class TopocclGroup(compat.Group):
         timeout = seconds(opts.timeout)
         if not opts.asyncOp and self._coalesced is None:
             method(*args, timeout=timeout, **named)
-            return Done(outputs)
-        return self._began(Call(method(*args, async_op=True, timeout=timeout, **named), outputs))
+            return done(outputs)
+        return self._began(work.call(method(*args, async_op=True, timeout=timeout, **named), outputs))
 
     def _run_all(self, outputs: Any, opts: Any, steps: Callable[[float | None], None]) -> Done:
         """Several calls of the communicator and copies around them, as one call; ``steps`` is given the timeout of each."""
         timeout = seconds(opts.timeout)
         if not opts.asyncOp and self._coalesced is None:
             self.communicator.together(lambda: steps(timeout))
-            return Done(outputs)
-        return self._began(Call(self.communicator.together(lambda: steps(timeout), async_op=True), outputs))
+            return done(outputs)
+        return self._began(work.call(self.communicator.together(lambda: steps(timeout), async_op=True), outputs))
 
-    def _began(self, work: Done) -> Done:
+    def _began(self, begun: Done) -> Done:
         if self._coalesced is None:
-            return work
-        self._coalesced.append(work)
-        return Done(work.outputs)  # the whole is waited for at the end
+            return begun
+        self._coalesced.append(begun)
+        return done(begun.outputs)  # the whole is waited for at the end
 
     # Reductions
 
@@ -233,8 +233,8 @@ class TopocclGroup(compat.Group):
     # All to all
 
     def all_to_all_single(
-        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (), input_split_sizes: Sequence[int] = (), opts: Any = None,
-        timeout: timedelta | None = None,
+        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (), input_split_sizes: Sequence[int] = (),
+        opts: Any = None, timeout: timedelta | None = None,
     ) -> Done:  # fmt: skip
         opts = options(compat.AllToAllOptions, opts, timeout=timeout)
         if not output_split_sizes and not input_split_sizes:
@@ -269,15 +269,15 @@ class TopocclGroup(compat.Group):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(Mail(self.communicator.send(tensor, dst, tag, async_op=True), [tensor]))
+        return self._began(work.mail(self.communicator.send(tensor, dst, tag, async_op=True), [tensor]))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(Mail(self.communicator.recv(tensor, src, tag, async_op=True), [tensor]))
+        return self._began(work.mail(self.communicator.recv(tensor, src, tag, async_op=True), [tensor]))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(Mail(self.communicator.recv(tensor, None, tag, async_op=True), [tensor]))
+        return self._began(work.mail(self.communicator.recv(tensor, None, tag, async_op=True), [tensor]))
 
     # Several calls as one
 
@@ -286,7 +286,7 @@ class TopocclGroup(compat.Group):
 
     def _end_coalescing(self, device: Any) -> Done:
         works, self._coalesced = self._coalesced or [], None
-        return All(works)
+        return work.together(works)
 
     # Ending
 
@@ -319,7 +319,7 @@ class TopocclGroup(compat.Group):
     def _expect_rows(self, side: str, tensor: Tensor) -> None:
         rows = tensor.shape[0] if tensor.ndim else 1
         if rows % self.size():
-            raise ConfigError(f"all_to_all: the first dimension of the {side}, {rows}, cannot be divided among {self.size()} ranks; give splits")
+            raise ConfigError(f"all_to_all: the {side}'s first dimension, {rows}, cannot be divided among {self.size()} ranks; give splits")
 
     def _elements(self, side: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """Split sizes, given as rows of ``tensor``, as elements."""

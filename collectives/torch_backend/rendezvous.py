@@ -96,7 +96,7 @@ class Meeting:
             self.store.wait([key], timedelta(seconds=left))
             told = json.loads(self.store.get(key))
         except RuntimeError as error:
-            raise CollectiveTimeout(f"rank {teller} did not come to the store of its group of {self.size} within {self.timeout:g} s") from error
+            raise CollectiveTimeout(f"rank {teller} did not come to its group of {self.size} ranks within {self.timeout:g} s") from error
         if "kind" in told:
             named = told["text"] if told["text"].startswith("rank ") else f"rank {teller}: {told['text']}"
             raise KINDS[told["kind"]](named)
