@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoccl.topology.units import format_rate, format_size, format_time, parse_rate, parse_size, parse_time
+from topoccl.topology.units import format_ranks, format_rate, format_size, format_time, parse_rate, parse_size, parse_time
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,8 @@ def test_formatting() -> None:
     assert [format_size(x) for x in (0, 1000, 65536, 3 * 2**20)] == ["0", "1000", "64K", "3M"]
     assert [format_rate(x) for x in (25e6, 12.5e9, 999.99, 1e12)] == ["25MB/s", "12.5GB/s", "1kB/s", "1TB/s"]
     assert [format_time(x) for x in (0, 5e-6, 1.5e-3, 120.0)] == ["0s", "5us", "1.5ms", "120s"]
+
+
+def test_ranks_for_people() -> None:
+    texts = [format_ranks(ranks) for ranks in ([], [3], [2, 0, 1], [0, 1, 3, 8, 9])]
+    assert texts == ["no rank", "rank 3", "ranks 0-2", "ranks 0-1, 3, 8-9"]
