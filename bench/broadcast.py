@@ -1,0 +1,8 @@
+"""Times broadcast: ``mpirun -n 4 python bench/broadcast.py -b 8 -e 64M -f 2``."""
+
+import sys
+
+from topoccl.bench.runner import main
+
+if __name__ == "__main__":
+    sys.exit(main("broadcast"))

@@ -1,0 +1,36 @@
+"""How a rank speaks for all, and how one that fails ends all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import NoReturn
+
+INTERRUPTED = 130
+READER_GONE = 141
+PATIENCE = 1.0  # seconds that rank 0 has for telling what all ranks know, and for ending them
+
+
+def end(status: int) -> NoReturn:
+    """Ends this process at once, and by that the job: launchers end the other ranks when one ends with a status.
+
+    Nothing is closed in order, since that would wait for ranks that may be waiting for this one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+        mpi.COMM_WORLD.Abort(status)
+    os._exit(status)
+
+
+def fail(status: int, message: str, rank: int = 0, ranks: int = 1) -> NoReturn:
+    """Tells ``message`` on stderr and ends the job. Often all ranks fail alike: then only rank 0 gets to tell."""
+    if rank:
+        time.sleep(PATIENCE)
+        message = f"rank {rank} of {ranks}: {message}"
+    print(message, file=sys.stderr, flush=True)
+    end(status)
