@@ -42,15 +42,7 @@ class Traffic:
     drops: int
 
     def since(self, before: Traffic) -> Traffic:
-        return Traffic(
-            self.link,
-            self.space,
-            self.device,
-            self.rate,
-            self.bytes - before.bytes,
-            self.packets - before.packets,
-            self.drops - before.drops,
-        )
+        return replace(self, bytes=self.bytes - before.bytes, packets=self.packets - before.packets, drops=self.drops - before.drops)
 
 
 def check_machine() -> None:
