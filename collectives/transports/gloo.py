@@ -1,19 +1,24 @@
 """Gloo point-to-point: the send and recv of a ``torch.distributed.ProcessGroupGloo`` of our own.
 
 Such a send or receive cannot be polled: it says that it is complete only to a thread that waits for it, and a wait that times out
-closes the connections. So threads of our own wait, without the interpreter's lock: one for each stream (direction, peer, tag) that
-has messages open. Messages of a stream end in order, so no wait holds up the news of another.
+closes the connections. Handing a message to a waiting thread and back costs several times what the message does. So:
+
+* A message of up to :data:`SMALL` bytes is sent from a copy with one byte more, which is set, and the send is done at once. It is
+  received into a copy whose last byte is not; when that byte changes the wait will be over in no time, and is made.
+* Longer messages, and short ones that have not come for a while, are waited for by threads, without the interpreter's lock: one
+  for each stream (direction, peer, tag). Messages of a stream end in order, so no wait holds up the news of another.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,15 +26,22 @@ import numpy as np
 from topoccl.collectives.errors import ConfigError, TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
+from topoccl.collectives.transports.tag_gate import TagGate
+from topoccl.collectives.transports.waiters import Waiters
+from topoccl.collectives.transports.waiting import Backoff
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store, Work
 
+SMALL = 128 * 1024  # bytes
+_MAX_COPIES = 8 * 1024 * 1024  # bytes of small sends to one peer that Gloo may still hold when the next one is done at once
+_PATIENCE = 5e-3  # seconds without a message after which threads wait for small ones, too
+_UNCONFIRMED = 32  # small sends to one peer, after which a thread looks whether Gloo is done with their copies
 _MAX_GROUP = (1 << (31 - TAG_BITS)) - 2  # Gloo's tags have 31 bits; the last group is ours
 _OWN_TAG = (_MAX_GROUP + 1) << TAG_BITS
+_CONFIRM = -1  # in the place of a tag: the stream that looks after small sends
 _GRACE = 10.0  # seconds that Gloo waits longer than callers, whose errors say more
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
 
 
 def import_torch_distributed() -> Any:
@@ -62,137 +74,20 @@ def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
 
 
 class _Open:
-    """A message that Gloo carries: the work to wait for and the tensor over the caller's bytes, kept alive for Gloo."""
+    """A message that Gloo carries."""
 
-    __slots__ = ("message", "tensor", "work")
+    __slots__ = ("copy", "flag", "message", "work")
 
-    def __init__(self, message: Message, tensor: torch.Tensor, work: Work) -> None:
+    def __init__(self, message: Message, copy: Bytes | None, work: Work) -> None:
         self.message = message
-        self.tensor = tensor
+        self.copy = copy  # of a small receive; else None: Gloo writes to the caller's bytes
+        self.flag: Any = None if copy is None else copy.data
         self.work = work
 
 
-class _Waiters:
-    """Threads that wait for works, one per stream with open messages; started when needed, kept for the next stream."""
-
-    def __init__(self, done: Any) -> None:
-        self._done = done  # called with (message, error, source)
-        self._changed = threading.Condition()
-        self._wake = threading.Semaphore(0)
-        self._streams: dict[tuple[bool, int, int], deque[_Open]] = {}
-        self._ready: deque[tuple[bool, int, int] | None] = deque()
-        self._idle = 0
-        self._threads: list[threading.Thread] = []
-
-    def add(self, item: _Open) -> None:
-        message = item.message
-        key = (message.is_send, message.peer, message.tag)
-        with self._changed:
-            stream = self._streams.get(key)
-            if stream is not None:
-                stream.append(item)
-                return
-            self._streams[key] = deque([item])
-            self._ready.append(key)
-            if self._idle:
-                self._idle -= 1
-            else:
-                thread = threading.Thread(target=self._run, name=f"topoccl-gloo-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        self._wake.release()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._streams)
-
-    def _run(self) -> None:
-        while True:
-            self._wake.acquire()
-            with self._changed:
-                key = self._ready.popleft()
-            if key is None:
-                return
-            stream = self._streams[key]
-            more = True
-            while more:
-                self._wait(stream[0])
-                with self._changed:
-                    stream.popleft()
-                    more = bool(stream)
-                    if not more:
-                        del self._streams[key]
-                        self._idle += 1
-                        self._changed.notify_all()
-
-    def _wait(self, item: _Open) -> None:
-        error, source = None, ANY_SOURCE
-        try:
-            item.work.wait()
-            if item.message.peer == ANY_SOURCE:
-                source = item.work._source_rank()
-        except RuntimeError as exc:
-            error = exc
-        self._done(item.message, error, source)
-
-    def stop(self, seconds: float) -> None:
-        """Ends the threads. Those that still wait after ``seconds``, or for a message from any source, which nothing can bring to
-        an end, are left behind; they end with the process."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            self._changed.wait_for(lambda: all(peer == ANY_SOURCE for _, peer, _ in self._streams), seconds)
-            stuck = len(self._streams)
-            self._ready.extend([None] * len(self._threads))
-        for _ in self._threads:
-            self._wake.release()
-        for thread in self._threads if not stuck else ():
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._threads.clear()
-
-
-class _TagGate:
-    """Keeps in order the receives of a tag for which any source and named ones mix, since Gloo gives a message to the named one first:
-    a receive from any source starts when no named one with its tag is open, and the other way round."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, list[int]] = {}  # by tag: named ones and those from any source that are open
-        self._waiting: dict[int, deque[Message]] = {}
-
-    def admit(self, message: Message) -> bool:
-        """Whether a new receive may start now; if not, :meth:`ended` will return it."""
-        waiting = self._waiting.get(message.tag)
-        if waiting is not None:
-            waiting.append(message)
-            return False
-        if self._start(message):
-            return True
-        self._waiting[message.tag] = deque([message])
-        return False
-
-    def _start(self, message: Message) -> bool:
-        opened = self._open.setdefault(message.tag, [0, 0])
-        kind = message.peer == ANY_SOURCE
-        if opened[not kind]:
-            return False
-        opened[kind] += 1
-        return True
-
-    def ended(self, message: Message) -> list[Message]:
-        """After the end of a receive that was admitted: those that may start now."""
-        opened = self._open[message.tag]
-        opened[message.peer == ANY_SOURCE] -= 1
-        started: list[Message] = []
-        waiting = self._waiting.get(message.tag)
-        while waiting and (waiting[0].done or self._start(waiting[0])):
-            started.append(waiting.popleft())
-        if not waiting:
-            self._waiting.pop(message.tag, None)
-        if not any(opened):
-            del self._open[message.tag]
-        return [m for m in started if not m.done]
-
-
 class _GlooMedium(Medium):
+    """All state is under ``_lock``, so that Gloo is given messages in the order in which they are begun."""
+
     name = "gloo"
     max_group = _MAX_GROUP
 
@@ -203,11 +98,16 @@ class _GlooMedium(Medium):
         self.size = size
         self._from_numpy = torch.from_numpy
         self._timeout = timeout
+        self._lock = threading.Lock()
         self._arrival = threading.Condition()
-        self._begin_lock = threading.Lock()  # Gloo and the waiters are given messages in one order
-        self._waiters = _Waiters(self._done)
-        self._gate = _TagGate()
+        self._sleepers = 0
+        self._gate = TagGate()
         self._self = Mailbox()
+        self._polled: list[_Open] = []  # small receives
+        self._last = 0.0  # when one of them was begun or arrived
+        self._unconfirmed: dict[int, list[tuple[Work, Bytes]]] = {}  # small sends by peer
+        self._copied: dict[int, int] = {}  # bytes of these by peer, also of those that a thread is waiting for
+        self._waiters = Waiters("topoccl-gloo")
         gloo = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout + _GRACE)
@@ -230,28 +130,89 @@ class _GlooMedium(Medium):
                     self._finish(part, error, self.rank)
             if pair is not None or message.peer == self.rank:
                 return
-        with self._begin_lock:
+        with self._lock:
             if message.is_send or self._gate.admit(message):
                 self._start(message)
 
     def _start(self, message: Message) -> None:
-        # A message of no bytes travels as one byte: Gloo cannot receive nothing from any source.
-        tensor = self._from_numpy(_writable(message.data) if message.nbytes else np.empty(1, np.uint8))
         try:
             if message.is_send:
-                work = self._group.send([tensor], message.peer, message.tag)
-            elif message.peer == ANY_SOURCE:
-                work = self._group.recv_anysource([tensor], message.tag)
+                self._start_send(message)
             else:
-                work = self._group.recv([tensor], message.peer, message.tag)
+                self._start_receive(message)
         except RuntimeError as exc:
             self._ended(message, exc, ANY_SOURCE)
-        else:
-            self._waiters.add(_Open(message, tensor, work))
 
-    def _done(self, message: Message, exc: BaseException | None, source: int) -> None:
-        with self._begin_lock:
-            self._ended(message, exc, source)
+    def _start_send(self, message: Message) -> None:
+        if message.nbytes > SMALL:
+            work = self._group.send([self._from_numpy(_writable(message.data))], message.peer, message.tag)
+            self._hand_over(_Open(message, None, work))
+            return
+        copy = np.empty(message.nbytes + 1, np.uint8)
+        copy[:-1] = message.data
+        copy[-1] = 1
+        peer = message.peer
+        work = self._group.send([self._from_numpy(copy)], peer, message.tag)
+        copied = self._copied.get(peer, 0) + len(copy)
+        if copied > _MAX_COPIES:  # the peer is far behind: this one is done when it is sent
+            self._hand_over(_Open(message, None, work))
+            return
+        self._copied[peer] = copied
+        self._ended(message, None, ANY_SOURCE)
+        sent = self._unconfirmed.setdefault(peer, [])
+        sent.append((work, copy))
+        if len(sent) >= _UNCONFIRMED:
+            self._confirm(peer)
+
+    def _start_receive(self, message: Message) -> None:
+        copy = None
+        data = message.data
+        if message.nbytes <= SMALL:
+            copy = data = np.empty(message.nbytes + 1, np.uint8)
+            copy[-1] = 0
+        tensor = self._from_numpy(data)
+        if message.peer == ANY_SOURCE:
+            work = self._group.recv_anysource([tensor], message.tag)
+        else:
+            work = self._group.recv([tensor], message.peer, message.tag)
+        item = _Open(message, copy, work)
+        if copy is None:
+            self._hand_over(item)
+        else:
+            self._polled.append(item)
+            self._last = time.monotonic()
+            if self._sleepers:
+                with self._arrival:
+                    self._arrival.notify_all()
+
+    def _hand_over(self, item: _Open) -> None:
+        message = item.message
+        self._waiters.add((message.is_send, message.peer, message.tag), partial(self._wait, item))
+
+    def _wait(self, item: _Open) -> None:
+        exc, source = _outcome(item)
+        with self._lock:
+            self._complete(item, exc, source)
+
+    def _complete(self, item: _Open, exc: RuntimeError | None, source: int) -> None:
+        message = item.message
+        if item.copy is not None and exc is None:
+            if not item.flag[-1]:
+                exc = RuntimeError("met a shorter message")
+            elif not message.done:  # its group may have been closed
+                message.data[:] = item.copy[:-1]
+        self._ended(message, exc, source)
+
+    def _confirm(self, peer: int) -> None:
+        """Has the copies of small sends dropped when Gloo is done with them."""
+        self._waiters.add((True, peer, _CONFIRM), partial(self._wait_for_copies, peer, self._unconfirmed.pop(peer)))
+
+    def _wait_for_copies(self, peer: int, sent: list[tuple[Work, Bytes]]) -> None:
+        for work, _ in sent:
+            with contextlib.suppress(RuntimeError):  # the next message with this peer fails, too
+                work.wait()
+        with self._lock:
+            self._copied[peer] -= sum(len(copy) for _, copy in sent)
 
     def _ended(self, message: Message, exc: BaseException | None, source: int) -> None:
         self._finish(message, None if exc is None else self._error(message, exc), source)
@@ -260,9 +221,10 @@ class _GlooMedium(Medium):
                 self._start(waiting)
 
     def _finish(self, message: Message, error: BaseException | None, source: int) -> None:
-        with self._arrival:
-            message.finish(error, source)
-            self._arrival.notify_all()
+        message.finish(error, source)
+        if self._sleepers:
+            with self._arrival:
+                self._arrival.notify_all()
 
     def _error(self, message: Message, exc: BaseException) -> TransportError:
         text = _reason(exc)
@@ -272,30 +234,75 @@ class _GlooMedium(Medium):
             text = f"the connection was closed: the peer has died or has closed its transport ({text})"
         return TransportError(f"{message.endpoint}: {message} failed: {text}")
 
+    def _poll(self) -> bool:
+        """Looks once at the small receives; whether one was complete."""
+        with self._lock:
+            polled = self._polled
+            ready = [item for item in polled if item.flag[-1]]
+            if ready:
+                # Not by their flags again: more may have changed by now.
+                gone = set(ready)
+                self._polled = [item for item in polled if item not in gone] if len(ready) < len(polled) else []
+                self._last = time.monotonic()
+                for item in ready:
+                    self._complete(item, *_outcome(item))
+            elif polled and time.monotonic() - self._last > _PATIENCE:
+                self._polled = []
+                for item in polled:
+                    self._hand_over(item)
+            return bool(ready)
+
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        with self._arrival:
-            while requests and not any(request.done for request in requests):
-                left = deadline - time.monotonic()
-                if left <= 0:
+        def sleep(seconds: float) -> None:
+            with self._arrival:
+                self._sleepers += 1
+                if not any(request.done for request in requests):
+                    self._arrival.wait(seconds)
+                self._sleepers -= 1
+
+        backoff = None
+        while True:
+            arrived = bool(self._polled) and self._poll()
+            for request in requests:
+                if request.done:
                     return
-                self._arrival.wait(left)
+            if not requests or timeout <= 0:
+                return
+            if backoff is None:
+                backoff = Backoff(timeout, sleep)
+            elif backoff.over():
+                return
+            elif arrived:
+                backoff.reset()
+            elif self._polled:
+                backoff.rest()
+            else:
+                sleep(backoff.left)
 
     def abandon(self, messages: Sequence[Message]) -> None:
-        # Gloo cannot take back what it was given: the waiters keep those bytes alive.
+        # Gloo cannot take back what it was given: works and waiters keep those bytes alive.
         for message in messages:
             self._self.discard(message)
         with self._arrival:
             self._arrival.notify_all()
 
     def close(self) -> None:
+        with self._lock:
+            for peer in list(self._unconfirmed):
+                self._confirm(peer)
+            open_receives, self._polled = self._polled, []
+        # What was said to be sent is given time to leave, before connections close.
+        self._waiters.settle(_CLOSE_SECONDS, lambda stream: stream[2] == _CONFIRM)
         if self._waiters.busy:
             self._close_connections()
+            self._waiters.settle(_CLOSE_SECONDS, lambda stream: stream[1] != ANY_SOURCE)
         self._waiters.stop(_CLOSE_SECONDS)
+        open_receives.clear()
         del self._group, self._store
 
     def _close_connections(self) -> None:
-        """Ends the waiters' waits: a wait that times out closes all connections of this rank, and nothing else does."""
+        """Ends the waiters' waits, save for messages from any source: a wait that times out closes all connections of this rank,
+        and nothing else does."""
         for peer in range(self.size):
             if peer == self.rank:
                 continue
@@ -304,6 +311,15 @@ class _GlooMedium(Medium):
             except RuntimeError as exc:
                 if "Timed out" in str(exc):
                     return  # any other error: this connection was closed before, which closes no other
+
+
+def _outcome(item: _Open) -> tuple[RuntimeError | None, int]:
+    """Waits for the end of a message: its error and its source."""
+    try:
+        item.work.wait()
+        return None, item.work._source_rank() if item.message.peer == ANY_SOURCE else ANY_SOURCE
+    except RuntimeError as exc:
+        return exc, ANY_SOURCE
 
 
 def _reason(exc: BaseException) -> str:

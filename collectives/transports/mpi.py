@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections import deque
@@ -168,7 +167,11 @@ class _MpiMedium(Medium):
                 self._enqueue(flow)
 
     def _enqueue(self, flow: _Flow) -> None:
-        key = (flow.message.is_send, flow.source, flow.message.tag)
+        message = flow.message
+        if not self._queues and message.nbytes <= self._max_piece:
+            self._begin_piece(flow)
+            return
+        key = (message.is_send, flow.source, message.tag)
         queue = self._queues.get(key)
         if queue is not None:
             queue.append(flow)
@@ -277,7 +280,8 @@ class _MpiMedium(Medium):
                 flow.source = status.Get_source()
         if flow.begun and not flow.in_flight:
             message.finish(None, flow.source)
-        self._continue(flow)
+        if self._queues or self._gates:
+            self._continue(flow)
 
     def _continue(self, flow: _Flow) -> None:
         """Begins what was waiting for a piece of ``flow``."""
@@ -297,17 +301,23 @@ class _MpiMedium(Medium):
             self._open_gate(message.tag)
 
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        backoff = Backoff()
+        backoff = None
         while True:
             with self._lock:
                 arrived = self._poll()
-            if not requests or any(request.done for request in requests) or time.monotonic() >= deadline:
+            for request in requests:
+                if request.done:
+                    return
+            if not requests or timeout <= 0:
                 return
-            if arrived:
+            if backoff is None:
+                backoff = Backoff(timeout)
+            elif backoff.over():
+                return
+            elif arrived:
                 backoff.reset()
             else:
-                backoff.rest(deadline)
+                backoff.rest()
 
     def abandon(self, messages: Sequence[Message]) -> None:
         gone = set(messages)

@@ -52,7 +52,47 @@ def close_with_open_messages(t: Transport) -> None:
     assert all(request.done and isinstance(request.error, TransportError) for request in requests)
 
 
-COMMANDS = {**CHECKS, "die": die, "see_rank_one_die": see_rank_one_die, "close_with_open_messages": close_with_open_messages}
+def run_ahead(t: Transport) -> None:
+    """Far more small messages than the peer takes: the copies that are kept are bounded, and nothing is lost."""
+    other, size, number = 1 - t.rank, 100_000, 300
+    if t.rank == 0:
+        sends = [t.isend(other, 1, np.full(size, i % 251, np.uint8)) for i in range(number)]
+        done = sum(request.done for request in sends)
+        assert 50 <= done <= 90, done  # 8 MiB
+        t.wait([t.isend(other, 2, np.zeros(1, np.uint8)), *sends], 60.0)
+    else:
+        t.wait([t.irecv(other, 2, np.zeros(1, np.uint8))], 60.0)
+        for i in range(number):
+            got = np.zeros(size, np.uint8)
+            t.wait([t.irecv(other, 1, got)], 60.0)
+            assert (got == i % 251).all()
+
+
+def last_words(t: Transport) -> None:
+    """What was sent before a close arrives, also when the receiver comes late."""
+    words = [np.full(size, 7, np.uint8) for size in (3, 1000, 100_000)]
+    if t.rank == 0:
+        t.wait([t.isend(1, 1, word) for word in words], 30.0)
+        t.close()
+    elif t.rank == 1:
+        time.sleep(0.3)
+        got = [np.zeros(len(word), np.uint8) for word in words]
+        t.wait([t.irecv(0, 1, data) for data in got], 30.0)
+        assert all((data == 7).all() for data in got)
+
+
+def shorter_than_expected(t: Transport) -> None:
+    if t.rank == 0:
+        t.wait([t.isend(1, 1, np.zeros(3, np.uint8))], 30.0)
+    else:
+        with pytest.raises(TransportError, match=r"receive from rank 0 \(tag 1, 4 bytes\) failed: met a shorter message"):
+            t.wait([t.irecv(0, 1, np.zeros(4, np.uint8))], 30.0)
+
+
+COMMANDS = {
+    **CHECKS,
+    **{c.__name__: c for c in (die, see_rank_one_die, close_with_open_messages, run_ahead, last_words, shorter_than_expected)},
+}
 
 
 def main() -> None:

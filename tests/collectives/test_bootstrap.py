@@ -135,7 +135,8 @@ def test_absent_ranks_are_named() -> None:
         ({**MASTER, "RANK": "1", "WORLD_SIZE": "2"}, LaunchInfo("torchrun", 1, 2, -1, -1, "RANK", ("10.0.0.1", 29500))),
         # torchrun under mpirun, and a script under mpirun that sets torch's variables
         (
-            {**MASTER, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+            {**MASTER, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",
+             "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
             LaunchInfo("torchrun", 1, 2, -1, -1, "RANK", ("10.0.0.1", 29500)),
         ),
         (

@@ -1,0 +1,49 @@
+"""Order between receives from any source and from named ones."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from topoccl.collectives.transports.base import ANY_SOURCE, Message
+
+
+class TagGate:
+    """Keeps in order the receives of a tag for which any source and named ones mix, since Gloo gives a message to the named one first:
+    a receive from any source starts when no named one with its tag is open, and the other way round."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[int]] = {}  # by tag: named ones and those from any source that are open
+        self._waiting: dict[int, deque[Message]] = {}
+
+    def admit(self, message: Message) -> bool:
+        """Whether a new receive may start now; if not, :meth:`ended` will return it."""
+        waiting = self._waiting.get(message.tag)
+        if waiting is not None:
+            waiting.append(message)
+            return False
+        if self._start(message):
+            return True
+        self._waiting[message.tag] = deque([message])
+        return False
+
+    def _start(self, message: Message) -> bool:
+        opened = self._open.setdefault(message.tag, [0, 0])
+        kind = message.peer == ANY_SOURCE
+        if opened[not kind]:
+            return False
+        opened[kind] += 1
+        return True
+
+    def ended(self, message: Message) -> list[Message]:
+        """After the end of a receive that was admitted: those that may start now."""
+        opened = self._open[message.tag]
+        opened[message.peer == ANY_SOURCE] -= 1
+        started: list[Message] = []
+        waiting = self._waiting.get(message.tag)
+        while waiting and (waiting[0].done or self._start(waiting[0])):
+            started.append(waiting.popleft())
+        if not waiting:
+            self._waiting.pop(message.tag, None)
+        if not any(opened):
+            del self._open[message.tag]
+        return [m for m in started if not m.done]
