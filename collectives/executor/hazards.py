@@ -46,8 +46,9 @@ class Hazards:
     def writes(self, step: int) -> list[Place]:
         buf = Buf(self.schedule.dst_buf[step])
         places = [] if buf is Buf.NONE else self._places(step, buf, int(self.schedule.dst_off[step]))
+        alone = self.schedule.operand_ptr[step + 1] - self.schedule.operand_ptr[step] == 1
         # In place, the copy of an input to where it lies already writes nothing.
-        return [] if places and places == self.reads(step) else places
+        return [] if alone and places == self.reads(step) else places
 
     def reads(self, step: int) -> list[Place]:
         schedule = self.schedule
