@@ -66,11 +66,14 @@ class Choice:
     profile: str = ""
 
     @property
+    def bound_fraction(self) -> float:
+        """The bound's seconds over the predicted: 1 is optimal."""
+        return self.bound_seconds / self.seconds if self.seconds > 0 else 1.0
+
+    @property
     def ratio(self) -> float:
-        """Predicted seconds over the bound's; infinite when the bound is zero and the prediction is not."""
-        if self.bound_seconds > 0:
-            return self.seconds / self.bound_seconds
-        return float("inf") if self.seconds > 0 else 1.0
+        """Predicted seconds over the bound's; infinite when only the bound is zero."""
+        return 1 / self.bound_fraction if self.bound_fraction > 0 else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: ``choice`` is the winner's label; ``bytes`` and ``seconds`` are numbers without units."""
@@ -98,7 +101,7 @@ class Choice:
             ],
             "bound_seconds": self.bound_seconds,
             "bound": self.bound,
-            "bound_fraction": 1 / self.ratio,
+            "bound_fraction": self.bound_fraction,
             "bottleneck": self.bottleneck,
         }
 
@@ -131,7 +134,7 @@ def heading(choice: Choice) -> str:
 
 def summary(choice: Choice) -> str:
     """One line: how far from the bound, and what limits."""
-    share = f"{100 / choice.ratio:.0f}% of the bound, {format_time(choice.bound_seconds)} ({choice.bound})"
+    share = f"{choice.bound_fraction:.0%} of the bound, {format_time(choice.bound_seconds)} ({choice.bound})"
     return share + (f"; the busiest link is {choice.bottleneck}" if choice.bottleneck else "")
 
 

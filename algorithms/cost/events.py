@@ -79,7 +79,7 @@ class Simulator:
         arrivals = list(first)  # nodes that have one thing less to wait for
         delta: dict[int, int] = {}  # flows that begin (or end, negative) now
         now = 0.0
-        completed = 0
+        completed, end = 0, 0.0
 
         def start_flow(node: int, number: int, c: int, nbytes: float) -> None:
             served[c] = served[c] + rate[c] * (now - since[c]) if count[c] else 0.0
@@ -114,8 +114,9 @@ class Simulator:
                 send(node)
 
         def complete(node: int) -> None:
-            nonlocal completed
+            nonlocal completed, end
             completed += 1
+            end = now
             segment, step = divmod(node, n)
             for other in deps[step]:
                 arrivals.append(node - step + other)
@@ -179,4 +180,4 @@ class Simulator:
                             complete(node)
         if completed != n * segments:
             raise ValueError(f"{low.schedule.label}: {n * segments - completed} of {n * segments} steps wait for each other for ever")
-        return now
+        return end  # outdated events may lie behind it

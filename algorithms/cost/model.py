@@ -22,7 +22,9 @@ from topoccl.topology.routes import Routes
 Mode = Literal["flow", "wavefront"]
 
 FLOW_LIMIT = 30_000
-"""Schedules with more messages per segment than this are predicted level by level instead of event by event."""
+"""Schedules with more messages per segment than this are predicted level by level instead of event by event,"""
+FLOW_WIDTH = 450
+"""and so are schedules with more messages than this under way at once, for which levels are a good picture anyway."""
 SIMULATED_STEPS = 2000
 """As many segments are simulated as make about so many steps; the time of more is extrapolated."""
 SEARCH_STEPS = 600
@@ -30,7 +32,7 @@ SEARCH_STEPS = 600
 SEGMENT_GAIN = 0.01
 """More segments must be better by this share."""
 SEARCH_LIMIT = 1500
-"""For schedules with more messages than this the number of segments is chosen by an estimate."""
+"""For schedules with more messages than this the number of segments is chosen level by level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class CostModel:
     @property
     def mode(self) -> Mode:
         """How this schedule is predicted."""
-        return "flow" if len(self._low.messages) <= FLOW_LIMIT else "wavefront"
+        return "flow" if len(self._low.messages) <= FLOW_LIMIT and self._wavefront.width <= FLOW_WIDTH else "wavefront"
 
     def predict(self, block: float | Sequence[float], segments: int = 1) -> Prediction:
         """The prediction for blocks of ``block`` bytes (one number, or one for each block), cut into ``segments`` segments."""
@@ -145,8 +147,8 @@ class CostModel:
     def choose_segments(self, block: float | Sequence[float], hopeless: float = math.inf) -> Prediction:
         """The prediction with the best number of segments of the ladder.
 
-        Found coarse to fine: every other step of the ladder (for very many messages only the best by a cheap estimate), then the
-        neighbours of the best, then the two best in full. What cannot win by its floor is skipped. Of two that are nearly equal
+        Found coarse to fine: every other step of the ladder (for many messages only the best by levels), then the
+        neighbours of the best, then the two best in full. What cannot be better by its floor is skipped. Of two that are nearly equal
         the one with fewer segments is taken.
 
         Args:
@@ -162,7 +164,7 @@ class CostModel:
         def look(steps: Sequence[int]) -> None:
             for segments in steps:
                 part = whole / segments
-                if segments in found or (found and self._wavefront.floor(part, segments) >= found[best()]):
+                if segments in found or (found and self._wavefront.floor(part, segments) * (1 + SEGMENT_GAIN) >= found[best()]):
                     continue
                 found[segments] = self._seconds(part, segments, SEARCH_STEPS)
 
@@ -171,7 +173,7 @@ class CostModel:
             at = ladder.index(best())
             look(ladder[max(0, at - 1) : at + 2])
         else:
-            look([min(ladder, key=lambda s: (self._wavefront.estimate(whole / s, s), s)), 1])
+            look([1, min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
         if found[best()] > hopeless:
             return self._prediction(whole, best(), found[best()])
         finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]

@@ -1,4 +1,4 @@
-"""Cheap looks at a lowered schedule, level by level: a lower bound, an estimate, and the model for very many ranks.
+"""Cheap looks at a lowered schedule, level by level: a lower bound, and the model for very many messages.
 
 The *level* of a step is the length of the longest chain of steps before it in one segment.
 """
@@ -6,6 +6,7 @@ The *level* of a step is the length of the longest chain of steps before it in o
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class Wavefront:
         source, target, delay = low.edges
         by_source = np.argsort(source, kind="stable")
         self._edge_source, self._edge_target, self._edge_delay = source[by_source], target[by_source], delay[by_source]
+        # A message leaves with its own flow, everything else when its step is complete (flow -1).
+        self._edge_flow = np.concatenate([np.full(len(source) - len(low.messages), -1), low.flow_of_message])[by_source]
         self._edge_ptr = np.searchsorted(self._edge_source, np.arange(n + 1))
         self._waves = self._level()
 
@@ -47,16 +50,45 @@ class Wavefront:
             raise ValueError(f"{self._low.schedule.label}: {n - seen} of {n} steps wait for each other for ever")
         return waves
 
-    def alone(self, step_bytes: Floats) -> Floats:
-        """Seconds that each step takes when nothing else runs, without the latency of its messages."""
+    @cached_property
+    def width(self) -> int:
+        """How many flows may be under way at once: the most of any level, or the lanes that send if they are more."""
         low = self._low
-        seconds = low.cpu + self._work(step_bytes)
-        flows = np.zeros(low.schedule.num_steps)
-        np.maximum.at(flows, low.flow_step, step_bytes[low.flow_step] / low.solo[low.flow_class])
-        return seconds + flows
+        sending = len(np.unique(low.schedule.step_lane[low.flow_step]))
+        return max(sending, int(np.bincount(self._level_of_step[low.flow_step], minlength=1).max(initial=0)))
 
-    def _work(self, step_bytes: Floats) -> Floats:
-        return self._low.work * step_bytes / self._low.profile.copy_bandwidth
+    @cached_property
+    def _level_of_step(self) -> Ints:
+        level = np.empty(self._low.schedule.num_steps, dtype=np.int64)
+        for number, (steps, _) in enumerate(self._waves):
+            level[steps] = number
+        return level
+
+    def _own(self, step_bytes: Floats) -> Floats:
+        """Seconds of each step before its messages leave."""
+        return self._low.cpu + self._low.work * step_bytes / self._low.profile.copy_bandwidth
+
+    def _alone(self, step_bytes: Floats) -> Floats:
+        """Seconds of each flow when nothing else runs."""
+        return step_bytes[self._low.flow_step] / self._low.solo[self._low.flow_class]
+
+    def _among_peers(self, step_bytes: Floats) -> Floats:
+        """Seconds of each flow when all flows of its level share its resources: as long as the busiest of them needs for all."""
+        low = self._low
+        owner, resource, ptr = self._flow_resources
+        volume = step_bytes[low.flow_step] * low.class_scale[low.flow_class]
+        seconds = np.zeros(len(low.flow_step))
+        for begin, end in pairwise(ptr.tolist()):
+            flows, used = owner[begin:end], resource[begin:end]
+            load = np.bincount(used, weights=volume[flows], minlength=len(low.capacity)) / low.capacity
+            np.maximum.at(seconds, flows, load[used])
+        return seconds
+
+    def _sending(self, flows: Floats) -> Floats:
+        """Seconds for which each step sends."""
+        seconds = np.zeros(self._low.schedule.num_steps)
+        np.maximum.at(seconds, self._low.flow_step, flows)
+        return seconds
 
     def loads(self, step_bytes: Floats) -> Floats:
         """Seconds for which one segment keeps each resource busy."""
@@ -67,17 +99,18 @@ class Wavefront:
         owner, resource = low.incidence
         return np.bincount(resource, weights=volume[owner], minlength=len(low.capacity)) / low.capacity
 
-    def path(self, step_bytes: Floats) -> tuple[float, float]:
-        """(seconds of the longest chain of steps and messages, seconds that the busiest rank's own steps span), uncontended."""
+    def _chain(self, step_bytes: Floats, flows: Floats) -> tuple[float, float]:
+        """(seconds of the longest chain of steps and messages, seconds that the busiest rank's own steps span), given the flows'."""
         low = self._low
-        alone = self.alone(step_bytes)
+        own = self._own(step_bytes)
+        whole = own + self._sending(flows)
+        leaving = own[self._edge_source] + np.append(flows, 0.0)[self._edge_flow]
+        length = np.where(self._edge_flow < 0, whole[self._edge_source], leaving) + self._edge_delay
         start = np.zeros(low.schedule.num_steps)
         for _, edges in self._waves:
-            ends = start[self._edge_source[edges]] + alone[self._edge_source[edges]] + self._edge_delay[edges]
-            np.maximum.at(start, self._edge_target[edges], ends)
-        end = start + alone
-        ranks = low.schedule.spec.ranks
-        first, last = np.full(ranks, np.inf), np.zeros(ranks)
+            np.maximum.at(start, self._edge_target[edges], start[self._edge_source[edges]] + length[edges])
+        end = start + whole
+        first, last = np.full(low.schedule.spec.ranks, np.inf), np.zeros(low.schedule.spec.ranks)
         np.minimum.at(first, low.schedule.step_rank, start)
         np.maximum.at(last, low.schedule.step_rank, end)
         return float(end.max(initial=0.0)), float((last - np.minimum(first, last)).max(initial=0.0))
@@ -85,48 +118,30 @@ class Wavefront:
     def pace(self, step_bytes: Floats) -> float:
         """Seconds by which each further segment must lengthen the whole: its busiest resource, lane or processor."""
         low = self._low
-        lanes = np.bincount(low.schedule.step_lane, weights=self.alone(step_bytes), minlength=low.schedule.num_lanes)
+        steps = self._own(step_bytes) + self._sending(self._alone(step_bytes))
+        lanes = np.bincount(low.schedule.step_lane, weights=steps, minlength=low.schedule.num_lanes)
         processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
         return float(max(self.loads(step_bytes).max(initial=0.0), lanes.max(initial=0.0), processors.max(initial=0.0)))
 
     def floor(self, step_bytes: Floats, segments: int) -> float:
         """Seconds that :class:`~topoccl.algorithms.cost.events.Simulator` cannot undercut."""
-        return max(self.path(step_bytes)[0], segments * self.pace(step_bytes))
+        return max(self._chain(step_bytes, self._alone(step_bytes))[0], segments * self.pace(step_bytes))
 
-    def estimate(self, step_bytes: Floats, segments: int) -> float:
-        """A guess that ranks numbers of segments well; between the floor and the truth for most schedules."""
-        chain, span = self.path(step_bytes)
+    def seconds(self, step_bytes: Floats, segments: int) -> float:
+        """The wavefront model: the longest chain, when every flow shares its resources with all flows of its level.
+
+        Further segments follow at the pace of the busiest resource, lane or processor, and as the window allows.
+        """
+        chain, span = self._chain(step_bytes, self._among_peers(step_bytes))
         pace = self.pace(step_bytes)
         slots = self._low.schedule.slots
         return max(chain, pace) + (segments - 1) * max(pace, span / slots if slots else 0.0)
-
-    def seconds(self, step_bytes: Floats, segments: int) -> float:
-        """The wavefront model: levels run one after the other, each as long as its busiest resource and slowest step need.
-
-        Further segments follow at the pace of :meth:`estimate`.
-        """
-        low = self._low
-        own = low.cpu + self._work(step_bytes)
-        np.maximum.at(own, self._edge_source, (low.cpu + self._work(step_bytes))[self._edge_source] + self._edge_delay)
-        chain, span = self.path(step_bytes)
-        pace = self.pace(step_bytes)
-        total = 0.0
-        owner, resource, ptr = self._flow_resources
-        volume = step_bytes[low.flow_step] * low.class_scale[low.flow_class]
-        for (steps, _), begin, end in zip(self._waves, ptr[:-1], ptr[1:], strict=True):
-            part = slice(begin, end)
-            load = np.bincount(resource[part], weights=volume[owner[part]], minlength=1)
-            total += float(own[steps].max(initial=0.0)) + float((load / low.capacity[: len(load)]).max(initial=0.0))
-        slots = low.schedule.slots
-        return max(total, chain, pace) + (segments - 1) * max(pace, span / slots if slots else 0.0)
 
     @cached_property
     def _flow_resources(self) -> tuple[Ints, Ints, Ints]:
         """(flow, resource) for every resource of every flow, sorted by level, and where each level begins."""
         low = self._low
-        level = np.empty(low.schedule.num_steps, dtype=np.int64)
-        for number, (steps, _) in enumerate(self._waves):
-            level[steps] = number
+        level = self._level_of_step
         owner, resource = low.incidence
         ptr = np.searchsorted(owner, np.arange(len(low.classes) + 1))
         order = np.argsort(level[low.flow_step], kind="stable")
