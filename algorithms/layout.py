@@ -23,7 +23,7 @@ _SEARCH_BUDGET = 20_000  # moves in the search for a tour of nearest places
 _STARTS = 8  # tours that are improved until they get no shorter
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def host_groups(topology: Topology) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, hosts in an order in which neighbours are near (cyclically), ranks of a host likewise.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ def round_robin(sizes: Sequence[int]) -> Topology:
     return cluster(sizes, order)
 
 
+@functools.cache
 def placements(p: int) -> dict[str, Topology]:
     """One host, one rank a host, full hosts packed and dealt out, and uneven hosts packed and scattered."""
     found = {"one host": cluster([p])}
