@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Request, Transport
 
 _BASE = 1 << (TAG_BITS - 1)  # tags of users lie in the upper half
-USER_TAGS = _BASE - 1  # how many there are; the topmost tag is the bootstrap's
+USER_TAGS = _BASE - 2  # how many there are; the topmost tag is the bootstrap's
+ROLL_CALL_TAG = (1 << TAG_BITS) - 2
 
 
 class Message:
@@ -61,7 +62,7 @@ class Message:
         while not self._request.done:
             left = end - time.monotonic()
             if left <= 0:
-                raise CollectiveTimeout(f"{self._what} timed out after {limit:g} s")
+                raise CollectiveTimeout(f"{self._what} did not end within its timeout of {limit:g} s")
             self._transport.progress([self._request], min(left, 1.0))
         if self._request.error is not None:
             raise TransportError(f"{self._what} failed: {self._request.error}") from self._request.error

@@ -84,7 +84,7 @@ class Runner:
             if time.monotonic() > end:
                 peer = waits_for.get(word)
                 whom = "slow readers of an earlier call" if peer is None else f"rank {peer}"
-                raise CollectiveTimeout(f"{what()} timed out after {timeout:g} s waiting for {whom}")
+                raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {whom}")
 
         self.waiter.wait(word, value, check)
 
@@ -187,7 +187,7 @@ class _LaneRun:
             raise self.runner.aborted
         left = end - time.monotonic()
         if left <= 0:
-            raise CollectiveTimeout(f"{self.what()} timed out after {self.timeout:g} s waiting for {self._missing()}")
+            raise CollectiveTimeout(f"{self.what()} did not end within its timeout of {self.timeout:g} s: waiting for {self._missing()}")
         if self.open:
             self.transport.progress(self.open, min(left, _POLL if self.blocked_on_memory else _PATIENCE))
             failed = next((r for r in self.open if r.error is not None), None)

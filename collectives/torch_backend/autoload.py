@@ -6,6 +6,7 @@ and all it needs, is imported when the first group is made.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ def autoload() -> None:
     try:
         attach()
     except Exception as error:
-        warnings.warn(f"the torch.distributed backend {NAME} is not available: {error}", RuntimeWarning, stacklevel=2)
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(f"the torch.distributed backend {NAME} is not available: {error}", RuntimeWarning, stacklevel=2)
 
 
 def attach() -> None:
@@ -42,10 +44,11 @@ def _register() -> None:
 
     if NAME in Backend.backend_list:
         return
-    from topoccl.collectives.torch_backend.compat import add_rendezvous
+    from topoccl.collectives.torch_backend.compat import add_rendezvous, open_monitored_barrier
 
     Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     add_rendezvous("mpi", _over_mpi, _completed)
+    open_monitored_barrier()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,8 +25,9 @@ from torch._C._distributed_c10d import (
     Store,
     Work,
 )
-from torch.distributed import rendezvous
+from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 __all__ = [
     "AllToAllOptions",
@@ -42,6 +45,7 @@ __all__ = [
     "add_rendezvous",
     "both_names",
     "default_timeout",
+    "open_monitored_barrier",
     "options",
     "reduction",
     "seconds",
@@ -149,20 +153,37 @@ class Group(ProcessGroup):  # type: ignore[misc]
 
 def add_rendezvous(scheme: str, handler: Callable[..., Iterator[Any]], complete: Callable[[str], str]) -> None:
     """Makes ``init_method="SCHEME://"`` known, and lets ``env://`` go through ``complete``, which may return another address."""
-    handlers = rendezvous._rendezvous_handlers
-    if scheme in handlers:
+    if scheme in _rendezvous_handlers:
         return
-    rendezvous.register_rendezvous_handler(scheme, handler)
-    from_environment = handlers["env"]
+    register_rendezvous_handler(scheme, handler)
+    from_environment = _rendezvous_handlers["env"]
 
     def env(url: str, **kwargs: Any) -> Iterator[Any]:
         other = complete(url)
         found: Iterator[Any] = (handler if other.startswith(f"{scheme}:") else from_environment)(other, **kwargs)
         return found
 
-    handlers["env"] = env
+    _rendezvous_handlers["env"] = env
 
 
-def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """The values of keys that are set."""
-    return list(store.multi_get(keys)) if store.has_extended_api() else [store.get(key) for key in keys]
+def open_monitored_barrier() -> None:
+    """Lets ``torch.distributed.monitored_barrier``, which refuses all backends but Gloo by name, take our groups."""
+    module = distributed_c10d
+    of_torch = module.monitored_barrier
+    if hasattr(of_torch, "__wrapped_by_topoccl__"):
+        return
+
+    @functools.wraps(of_torch)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+        ours = module.GroupMember.WORLD if group is None else group
+        if not isinstance(ours, Group):
+            return of_torch(group, timeout, wait_all_ranks)
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        return ours.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    monitored_barrier.__wrapped_by_topoccl__ = True  # type: ignore[attr-defined]
+    module.monitored_barrier = monitored_barrier
+    package = sys.modules["torch.distributed"]
+    if hasattr(package, "monitored_barrier"):  # else it is still being imported, and will take the new one
+        package.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]

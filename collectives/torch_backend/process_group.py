@@ -12,6 +12,7 @@ from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.torch_backend import blocks, compat, sparse, work
 from topoccl.collectives.torch_backend.blocks import Tensor, single, single_list
 from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, reduction, seconds
+from topoccl.collectives.torch_backend.roll_call import RollCall
 from topoccl.collectives.torch_backend.work import Done, done
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class TopocclGroup(compat.Group):
         self.communicator = communicator
         self._ended: Callable[[], None] | None = ended
         self._coalesced: list[Done] | None = None
+        self._roll_call = RollCall(communicator.transport)
 
     def explain(self) -> str:
         """Why the last call's algorithm was chosen."""
@@ -264,6 +266,10 @@ class TopocclGroup(compat.Group):
 
     def barrier(self, opts: Any = None) -> Done:
         return self._run([], options(compat.BarrierOptions, opts), self.communicator.barrier)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        limit = self.communicator.timeout if timeout is None else timeout.total_seconds()
+        self._roll_call.hold(limit, wait_all_ranks)
 
     # Point to point
 

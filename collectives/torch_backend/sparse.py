@@ -44,7 +44,8 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: str) -> Cal
         communicator.all_gather(padded_values, all_values, timeout=timeout)
         found = torch.cat([all_indices[rank, : int(counts[rank])] for rank in range(size)]).T
         entries_of_all = torch.cat([all_values[rank, : int(counts[rank])] for rank in range(size)])
-        total = torch.sparse_coo_tensor(found, entries_of_all, tensor.shape).coalesce()
-        tensor.detach().copy_(total / size if op == "avg" else total)
+        total = torch.sparse_coo_tensor(found, entries_of_all, tensor.shape, check_invariants=False).coalesce()
+        with torch.no_grad():  # a detached sparse tensor would not hand the new entries on
+            tensor.copy_(total / size if op == "avg" else total)
 
     return steps
