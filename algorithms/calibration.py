@@ -25,7 +25,7 @@ class Medium:
         both_ways: the share of the both directions' rate that is left when two ranks send to each other at the same time,
             from 0.5 (as if they took turns) to 1.
         efficiency: payload bytes per byte on the wire.
-        piece: bytes that the medium takes well at once; longer messages are cut by the transport.
+        room: bytes of messages that one rank can have under way in one segment; longer calls run in more segments.
     """
 
     send_overhead: float = 0.0
@@ -33,7 +33,7 @@ class Medium:
     staged: bool = False
     both_ways: float = 1.0
     efficiency: float = 1.0
-    piece: int = 1 << 20
+    room: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("send_overhead", "recv_overhead"):
@@ -44,8 +44,8 @@ class Medium:
             raise ValueError(f"both_ways is {self.both_ways!r}; expected a share from 0.5 to 1")
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; expected a share above 0, at most 1")
-        if self.piece < 1:
-            raise ValueError(f"piece is {self.piece!r}; expected a positive number of bytes")
+        if not self.room >= 1:
+            raise ValueError(f"room is {self.room!r}; expected a positive number of bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +88,22 @@ class Profile:
 IDEAL = Profile("ideal")
 """Nothing but the links: latency and bandwidth as the topology says, processors and memory infinitely fast."""
 
-# Typical of two cores of a small x86 server: one message through shared memory costs Python about a microsecond on each side,
-# one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core.
-# 5 % of a TCP stream over Ethernet are headers.
-_SHARED_MEMORY = Medium(send_overhead=1.0e-6, recv_overhead=1.0e-6, staged=True, piece=1 << 20)
+# Typical of two cores of a small x86 server: one message through shared memory costs Python one or two microseconds on each side,
+# one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
+# area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
+_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=8 << 20)
 _PROFILES = {
     "mpi": Profile(
         "mpi",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=5e-6, recv_overhead=5e-6, both_ways=0.95, efficiency=0.95, piece=60_000),
+        network=Medium(send_overhead=5e-6, recv_overhead=5e-6, both_ways=0.98, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),
     "gloo": Profile(
         "gloo",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=25e-6, recv_overhead=25e-6, efficiency=0.95, piece=1 << 20),
+        network=Medium(send_overhead=40e-6, recv_overhead=40e-6, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),

@@ -128,13 +128,16 @@ def format_choice(choice: Choice) -> str:
 def heading(choice: Choice) -> str:
     """One line: what, how fast, why."""
     segments = f" in {choice.segments} segments" if choice.segments > 1 else ""
-    what = f"{choice.collective} of {format_size(choice.nbytes)} bytes among {choice.schedule.spec.ranks} ranks"
+    ranks = choice.schedule.spec.ranks
+    what = f"{choice.collective} of {format_size(choice.nbytes)} bytes among {ranks} rank{'s' if ranks > 1 else ''}"
     return f"{what}: {choice.algorithm}{segments}, {format_time(choice.seconds)} predicted; {choice.reason}"
 
 
 def summary(choice: Choice) -> str:
     """One line: how far from the bound, and what limits."""
     share = f"{choice.bound_fraction:.0%} of the bound, {format_time(choice.bound_seconds)} ({choice.bound})"
+    if choice.bound_seconds == 0:
+        share = f"no bound ({choice.bound})"
     return share + (f"; the busiest link is {choice.bottleneck}" if choice.bottleneck else "")
 
 

@@ -76,6 +76,23 @@ class Lowering:
         rates = [min((self.capacity[r] for r in resources), default=math.inf) for resources in self.classes]
         return np.array(rates, dtype=np.float64) / self.class_scale
 
+    def fill(self, step_bytes: Floats) -> float:
+        """How many times the messages of one segment fill the room that their medium has for one rank."""
+        ranks, host = self.schedule.spec.ranks, self.topology.host_of_rank
+        src = self.schedule.step_rank[self.flow_step]
+        local = np.array([host[a] == host[b] for a, b, _ in self.route_ends], dtype=bool)[self._flow_route]
+        fullest = 0.0
+        for mine, medium in ((local, self.profile.local), (~local, self.profile.network)):
+            sent = np.bincount(src[mine], weights=step_bytes[self.flow_step[mine]], minlength=ranks)
+            fullest = max(fullest, float(sent.max(initial=0.0)) / medium.room)
+        return fullest
+
+    @cached_property
+    def _flow_route(self) -> Ints:
+        route = np.empty(len(self.flow_step), dtype=np.int64)
+        route[self.flow_of_message] = self.messages.route
+        return route
+
     @cached_property
     def incidence(self) -> tuple[Ints, Ints]:
         """Pairs (class, resource), as two columns sorted by class."""

@@ -132,16 +132,17 @@ class CostModel:
         return min(self.floor(block, segments) for segments in self.ladder(block))
 
     def ladder(self, block: float | Sequence[float]) -> tuple[int, ...]:
-        """The numbers of segments worth trying: powers of two that leave pieces of at least the profile's ``min_segment`` bytes.
+        """The numbers of segments worth trying, powers of two.
 
-        A schedule without messages has nothing to overlap, and padded blocks are not cut.
+        The least is the one whose messages fit the ``room`` of their medium; the others leave pieces of at least the profile's
+        ``min_segment`` bytes. A schedule without messages has nothing to overlap, and padded blocks are not cut further than needed.
         """
-        if not len(self._low.messages) or self.schedule.needs_equal_chunks:
-            return (1,)
+        fill = self._low.fill(self._low.step_bytes(block))
+        steps = [1 << max(0, math.ceil(math.log2(fill)))] if fill > 1 else [1]
         smallest = float(np.mean(block)) / self.schedule.chunks
-        steps = [1]
-        while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= self.profile.min_segment:
-            steps.append(steps[-1] * 2)
+        if len(self._low.messages) and not self.schedule.needs_equal_chunks:
+            while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= self.profile.min_segment:
+                steps.append(steps[-1] * 2)
         return tuple(steps)
 
     def choose_segments(self, block: float | Sequence[float], hopeless: float = math.inf) -> Prediction:
@@ -173,7 +174,7 @@ class CostModel:
             at = ladder.index(best())
             look(ladder[max(0, at - 1) : at + 2])
         else:
-            look([1, min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
+            look([ladder[0], min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
         if found[best()] > hopeless:
             return self._prediction(whole, best(), found[best()])
         finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]

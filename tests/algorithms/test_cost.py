@@ -286,6 +286,11 @@ def test_the_ladder_keeps_pieces_large() -> None:
     assert costs.ladder(8 * 4096 * 5) == (1, 2, 4)
     assert costs.ladder(1 << 30) == (1, 2, 4, 8, 16)
     alone = generate("cluster:1x1")
+    tight = Profile("tight", local=Medium(staged=True, room=MB), copy_bandwidth=1e10, reduce_bandwidth=1e10, max_segments=8)
+    published = CostModel(publish(3, fold=False), HOST, tight)  # rank 0 writes once, whoever reads
+    assert published.ladder(MB) == (1, 2, 4, 8)
+    assert published.ladder(MB + 1) == (2, 4, 8)
+    assert published.ladder(100 * MB) == (128,)
     assert CostModel(built("all_reduce", "ring", alone, channels=1), alone).ladder(1 << 30) == (1,)
 
 
@@ -445,7 +450,7 @@ def test_profiles_check_themselves() -> None:
         (lambda: Medium(send_overhead=-1), "send_overhead is -1"),
         (lambda: Medium(both_ways=0.4), "both_ways is 0.4"),
         (lambda: Medium(efficiency=0), "efficiency is 0"),
-        (lambda: Medium(piece=0), "piece is 0"),
+        (lambda: Medium(room=0), "room is 0"),
         (lambda: Profile("x", copy_bandwidth=0.0), "copy_bandwidth is 0.0"),
         (lambda: Profile("x", reduce_bandwidth=1e9), "give copy_bandwidth a number too"),
         (lambda: Profile("x", min_segment=0), "min_segment 0"),

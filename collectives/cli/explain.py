@@ -1,0 +1,137 @@
+"""``topoccl explain``: every candidate for a collective on a fabric, what it is predicted to take, and why one is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from itertools import zip_longest
+
+from topoccl.algorithms.calibration import TRANSPORTS, Profile, default_profile
+from topoccl.algorithms.choice import Choice, format_choice, format_kinds, heading, ranked, summary
+from topoccl.algorithms.registry import known_names
+from topoccl.algorithms.select import FALLBACKS, select
+from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec, canonical_collective
+from topoccl.collectives.cli import Subparsers
+from topoccl.collectives.config import Config
+from topoccl.collectives.errors import ConfigError
+from topoccl.topology.generators import known_shapes
+from topoccl.topology.graph import Topology
+from topoccl.topology.load import load, require_ranks
+from topoccl.topology.units import format_time, parse_size
+
+ITEMSIZES = {
+    "int8": 1, "uint8": 1, "bool": 1, "float8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int32": 4, "float32": 4, "int64": 8,
+    "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+PLACEMENTS = ("packed", "round_robin")
+IDEAL = "ideal"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "explain",
+        help="show every candidate for a collective, its predicted time, and why one is chosen",
+        epilog=f"Topologies: a file or {known_shapes()}. TOPOCCL_* variables apply as in a running program.",
+    )
+    parser.add_argument("collective", help=f"one of {', '.join(COLLECTIVES)}")
+    parser.add_argument("size", help="bytes of the call (the larger of a rank's two buffers), such as 64M")
+    parser.add_argument("-t", "--topology", metavar="SPEC|FILE", help="default: TOPOCCL_TOPO_FILE, else this host as discovered")
+    parser.add_argument("--ranks", metavar="N|LIST", help="the first N slots, or these slots in this order: 0,4,1,5")
+    parser.add_argument("--placement", metavar="ORDER", help=f"order of the ranks over the hosts: {', '.join(PLACEMENTS)}")
+    parser.add_argument(
+        "--transport",
+        metavar="NAME",
+        help=f"{', '.join(TRANSPORTS)}, or {IDEAL} for links alone; default: {IDEAL} for accelerators, else mpi",
+    )
+    parser.add_argument("--algo", metavar="RULES", help="in place of TOPOCCL_ALGO")
+    parser.add_argument("--fallback", metavar="MODE", help=f"in place of TOPOCCL_FALLBACK: {', '.join(FALLBACKS)}")
+    parser.add_argument("--root", type=int, metavar="RANK", help="of a rooted collective (default 0)")
+    parser.add_argument("--dtype", default="float32", help="element type (default float32)")
+    parser.add_argument("--uneven", action="store_true", help="all_to_all with counts of its own for each pair; the size is their mean")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    collective = canonical_collective(args.collective)
+    nbytes = parse_size(args.size)
+    if args.dtype not in ITEMSIZES:
+        raise ConfigError(f"unknown dtype {args.dtype!r}; known: {', '.join(ITEMSIZES)}")
+    transport = None if args.transport == IDEAL else args.transport
+    config = Config.from_environment(os.environ, algo=args.algo, transport=transport, fallback=args.fallback)
+    topology = _place(_topology(args.topology or config.topo_file), args.ranks, args.placement)
+    spec = _spec(collective, topology.num_ranks, args.root, args.uneven)
+    profile = default_profile(IDEAL) if args.transport == IDEAL else _profile(config, topology)
+    rules = config.algo_rules(known_names())
+    choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True)
+    if choice.warning:
+        print(f"topoccl: warning: {choice.warning}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(choice.as_dict(), indent=2))
+    elif sys.stdout.isatty():
+        _show(choice)
+    else:
+        print(format_choice(choice))
+    return 0
+
+
+def _topology(text: str) -> Topology:
+    if text:
+        return load(text)
+    from topoccl.collectives.cli.topo import this_host
+
+    return this_host()
+
+
+def _place(topology: Topology, ranks: str | None, placement: str | None) -> Topology:
+    """The group that ``--ranks`` and ``--placement`` describe."""
+    slots = [int(part) for part in ranks.split(",") if part.strip().isdigit()] if ranks else []
+    if ranks and len(slots) != ranks.count(",") + 1:
+        raise ConfigError(f"--ranks {ranks}: expected a number of ranks, or slots such as 0,4,1,5")
+    listed = ranks is not None and "," in ranks
+    if placement is not None:
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"--placement {placement}: unknown; known: {', '.join(PLACEMENTS)}")
+        if listed:
+            raise ConfigError(f"--placement {placement} with --ranks {ranks}: a list of slots is a placement already; give one of them")
+        groups = topology.ranks_by_host
+        order = [r for g in groups for r in g] if placement == "packed" else [r for t in zip_longest(*groups) for r in t if r is not None]
+        topology = topology.place(order)
+    if listed:
+        return topology.place(slots)
+    return require_ranks(topology, slots[0]) if ranks else topology
+
+
+def _spec(collective: str, ranks: int, root: int | None, uneven: bool) -> CollectiveSpec:
+    if uneven and collective != "all_to_all":
+        raise ConfigError(f"--uneven: only all_to_all can have unequal counts, not {collective}")
+    return CollectiveSpec(collective, ranks, 0 if collective in ROOTED and root is None else root, uneven)
+
+
+def _profile(config: Config, topology: Topology) -> Profile:
+    transport = config.transport
+    if transport == "auto":
+        slots = set(topology.slots)
+        shared = any(link.kind == "shm" for link in topology.links if link.src in slots)
+        transport = "mpi" if shared else IDEAL  # accelerators, and bare nodes of textbook networks, copy nothing
+    profile = default_profile(transport)
+    return profile if config.shm else profile.without_shared_memory()
+
+
+def _show(choice: Choice) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(caption=Text(summary(choice)), caption_justify="left")
+    for name in ("", "algorithm", "predicted", "segments", "bytes", "why"):
+        table.add_column(name, justify="right" if name in ("predicted", "segments") else "left", overflow="fold")
+    for c in ranked(choice):
+        row = ("-", "-") if c.seconds is None else (format_time(c.seconds), str(c.segments))
+        style = "bold green" if c.rejected is None else "dim" if c.seconds is None else None
+        cells = ("" if c.rejected else "*", c.algorithm, *row, format_kinds(c.bytes_by_kind), c.rejected or "the choice")
+        table.add_row(*map(Text, cells), style=style)  # Text: the brackets of labels are no markup
+    console = Console()
+    console.print(Text(heading(choice)))
+    console.print(table)

@@ -1,0 +1,171 @@
+"""``topoccl explain``: what it prints, as text, as a table and as JSON, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from topoccl.algorithms.registry import algorithms_for
+from topoccl.collectives.cli import explain
+from topoccl.collectives.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("ALGO", "TOPO_FILE", "FALLBACK", "TRANSPORT", "SHM", "DEBUG", "CONF_FILE"):
+        monkeypatch.delenv(f"TOPOCCL_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no configuration file
+
+
+class Explain:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        status = main(["explain", *argv])
+        out, err = self.capsys.readouterr()
+        return status, out, err
+
+    def json(self, *argv: str) -> dict[str, Any]:
+        status, out, err = self(*argv, "--json")
+        assert (status, err) == (0, "")
+        data = json.loads(out)
+        assert isinstance(data, dict)
+        return data
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Explain:
+    return Explain(capsys)
+
+
+def test_json_has_every_candidate(run: Explain) -> None:
+    data = run.json("all_reduce", "64K", "--topology", "cluster:4x2")
+    assert {"collective", "bytes", "choice", "reason", "candidates", "bound_seconds"} <= data.keys()
+    assert (data["collective"], data["bytes"], data["ranks"], data["profile"]) == ("all_reduce", 65536, 8, "mpi")
+    rows = {row["algorithm"]: row for row in data["candidates"]}
+    assert len(rows) == sum(len(a.variants) for a in algorithms_for("all_reduce"))
+    assert [name for name, row in rows.items() if row["rejected"] is None] == [data["choice"]]
+    assert rows[data["choice"]]["seconds"] == data["seconds"] > data["bound_seconds"] > 0
+    assert all(row["seconds"] is not None or "same schedule" in row["rejected"] for row in rows.values())
+    assert set(rows["ring[channels=1]"]["bytes_by_kind"]) == {"net", "pcie", "shm"}
+
+
+def test_text_marks_the_choice_and_names_the_bound(run: Explain) -> None:
+    status, out, err = run("AllReduce", "64K", "-t", "cluster:4x2")
+    choice = run.json("all_reduce", "64K", "-t", "cluster:4x2")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith(choice["reason"])
+    assert [line.split()[1] for line in lines if line.startswith("*")] == [choice["choice"]]
+    assert lines[-1].startswith(f"{choice['bound_fraction']:.0%} of the bound")
+
+
+def test_the_table_of_a_terminal(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, out, _ = run("all_reduce", "64K", "-t", "cluster:4x2")
+    assert "│ ring[channels=4]" in out  # the brackets are not taken for markup
+    assert "┃ algorithm" in out
+    assert "the choice" in out
+    assert "of the bound" in out
+
+
+def test_ranks_and_placements(run: Explain) -> None:
+    assert run.json("all_reduce", "1K", "-t", "cluster:4x2", "--ranks", "3")["ranks"] == 3
+    listed = run.json("all_gather", "1M", "-t", "cluster:4x2", "--ranks", "0,2,4,6,1,3,5,7")
+    dealt = run.json("all_gather", "1M", "-t", "cluster:4x2", "--placement", "round_robin")
+    assert listed == dealt
+    assert run.json("all_gather", "1M", "-t", "cluster:4x2,placement=round_robin", "--placement", "packed") == {
+        **run.json("all_gather", "1M", "-t", "cluster:4x2"),
+        "topology": "cluster:4x2,placement=round_robin",
+    }
+    one_host = run.json("all_reduce", "1M", "-t", "cluster:4x2", "--ranks", "0,1")
+    assert set(one_host["candidates"][0]["bytes_by_kind"]) == {"shm"}
+    one_each = run.json("all_reduce", "1M", "-t", "cluster:4x2", "--placement", "round_robin", "--ranks", "4")
+    assert one_each["bound"] != one_host["bound"]
+
+
+def test_roots(run: Explain) -> None:
+    first, last = (run.json("broadcast", "1M", "-t", "line:4", "--root", root) for root in ("0", "1"))
+    assert run.json("broadcast", "1M", "-t", "line:4") == first
+    assert first["bound"] != last["bound"]
+
+
+def test_rules_come_from_the_option_else_the_variable(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPOCCL_ALGO", "all_reduce:tree")
+    assert run.json("all_reduce", "1M", "-t", "cluster:4x2")["choice"].startswith("tree")
+    data = run.json("all_reduce", "1M", "-t", "cluster:4x2", "--algo", "all_reduce:ring[channels=2]")
+    assert data["choice"] == "ring[channels=2]"
+    assert all("TOPOCCL_ALGO allows only" in row["rejected"] for row in data["candidates"] if row["algorithm"] != data["choice"])
+
+
+def test_what_cannot_serve_is_an_error_or_a_warning(run: Explain) -> None:
+    arguments = ("all_reduce", "1M", "-t", "cluster:4x2", "--algo", "all_reduce:ring[channels=0]")
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("topoccl: error: no allowed algorithm can serve all_reduce of 1M bytes among 8 ranks (ring[channels=0]")
+    status, out, err = run(*arguments, "--fallback", "print")
+    assert status == 0
+    assert err.startswith("topoccl: warning: no allowed algorithm can serve")
+    assert run(*arguments, "--fallback", "silent")[2] == ""
+
+
+def test_transports(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {name: run.json("all_reduce", "1K", "-t", "cluster:2x1", "--transport", name)["seconds"] for name in ("ideal", "mpi", "gloo")}
+    assert seconds["ideal"] < seconds["mpi"] < seconds["gloo"]
+    assert run.json("all_reduce", "1K", "-t", "dgx-a100:1", "--algo", "all_reduce:ring")["profile"] == "ideal"
+    monkeypatch.setenv("TOPOCCL_SHM", "0")
+    assert run.json("all_reduce", "1K", "-t", "cluster:2x1")["profile"] == "mpi, no shared memory"
+
+
+def test_the_topology_may_come_from_a_variable_or_from_this_host(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.json("barrier", "0", "--ranks", "1")["ranks"] == 1
+    monkeypatch.setenv("TOPOCCL_TOPO_FILE", "cluster:2x1")
+    assert run.json("barrier", "0")["topology"] == "cluster:2x1"
+
+
+def test_unequal_counts(run: Explain) -> None:
+    data = run.json("all_to_all", "64K", "-t", "cluster:2x2", "--uneven")
+    assert "judged by their mean" in data["reason"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["all_rejoice", "1M"], "unknown collective 'all_rejoice'; known: all_reduce, all_gather"),
+        (["all_reduce", "1Q"], "bad size '1Q': expected a number of bytes"),
+        (["all_reduce", "1M", "--algo", "rng"], "unknown algorithm 'rng' for any collective; known: binomial, bruck"),
+        (["all_reduce", "1M", "-t", "clutser:4x2"], "unknown topology generator 'clutser:4x2' (did you mean 'cluster'?); known: "),
+        (["all_reduce", "1M", "-t", "no/such.yaml"], "no topology 'no/such.yaml'"),
+        (["all_reduce", "1M", "--ranks", "9"], "has 8 slots, fewer than the 9 ranks"),
+        (["all_reduce", "1M", "--ranks", "0,1,x"], "--ranks 0,1,x: expected a number of ranks, or slots such as 0,4,1,5"),
+        (["all_reduce", "1M", "--ranks", "0,8"], "rank placed on slot 8, but there are only 8 slots"),
+        (["all_reduce", "1M", "--placement", "random"], "--placement random: unknown; known: packed, round_robin"),
+        (["all_reduce", "1M", "--placement", "packed", "--ranks", "0,1"], "give one of them"),
+        (["all_reduce", "1M", "--transport", "tcp"], "transport='tcp': unknown value; known values: auto, mpi, gloo, memory"),
+        (["all_reduce", "1M", "--fallback", "maybe"], "fallback='maybe': unknown value; known values: error, print, silent"),
+        (["all_reduce", "1M", "--dtype", "float31"], "unknown dtype 'float31'; known: int8"),
+        (["all_reduce", "1M", "--root", "1"], "all_reduce: root is 1; it has none"),
+        (["broadcast", "1M", "--root", "8"], "root 8 is not a rank of a group of 8"),
+        (["all_reduce", "1M", "--uneven"], "only all_to_all can have unequal counts, not all_reduce"),
+    ],
+)
+def test_bad_input_is_one_line(run: Explain, argv: list[str], message: str) -> None:
+    argv = argv if "-t" in argv else [*argv, "-t", "cluster:4x2"]
+    status, out, err = run(*argv)
+    assert (status, out) == (2, "")
+    assert err.startswith("topoccl: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_item_sizes_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    for name, size in explain.ITEMSIZES.items():
+        dtype = getattr(torch, {"float8": "float8_e4m3fn"}.get(name, name))
+        assert torch.empty(1, dtype=dtype).element_size() == size
