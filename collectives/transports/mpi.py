@@ -30,7 +30,7 @@ MAX_PIECE = 60 * 1024
 WINDOW = 16
 
 _process_lock = Lock()  # for an MPI that takes calls from one thread at a time
-_kept_alive: list[Any] = []  # bytes of sends that MPI may still read though their transport was closed
+_kept_alive: list[Any] = []  # what MPI may still use though the transport was closed
 
 
 def import_mpi() -> Any:
@@ -155,7 +155,6 @@ class _MpiMedium(Medium):
         self._queues: dict[tuple[bool, int, int], deque[_Flow]] = {}  # by stream; the head has pieces left to begin
         self._gates: dict[int, deque[_Flow]] = {}  # by tag
         self._unresolved: dict[int, _Flow] = {}  # by tag: the receive from any source whose first piece the gate waits for
-        self._failed = False
 
     def begin(self, message: Message) -> None:
         flow = _Flow(message)
@@ -225,7 +224,6 @@ class _MpiMedium(Medium):
         self._pieces.append((flow, len(data)))
 
     def _fail(self, flow: _Flow, reason: str) -> None:
-        self._failed = True
         flow.stop()
         flow.message.finish(TransportError(f"{flow.message.endpoint}: {flow.message} failed: {reason}"))
 
@@ -343,9 +341,7 @@ class _MpiMedium(Medium):
             return
         with self._lock:
             self._poll()
-            if self._requests or self._failed:
-                # MPI may still read these bytes, and a communicator must outlive its messages, those nobody received, too.
-                _kept_alive.append((self._comm, self._requests, self._pieces))
-                self._requests, self._pieces = [], []
-            else:
-                self._comm.Free()
+            # MPI may still read these bytes. And the communicator is never freed: its number would be given to another one, into
+            # which messages would stray that nobody had received here.
+            _kept_alive.append((self._comm, self._requests, self._pieces))
+            self._requests, self._pieces = [], []

@@ -44,6 +44,25 @@ def test_a_message_that_is_too_short_is_an_error_of_the_receiver(sent: int, expe
     transport.close()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("size", [1000, 50_000, 2_000_000])
+def test_what_is_open_at_a_close_does_not_disturb_the_next_transport(size: int) -> None:
+    for _ in range(3):
+        transport = mpi_transport()
+        right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+        requests = [transport.irecv(left, 1, np.zeros(size, np.uint8)), transport.irecv(-1, 2, np.zeros(size, np.uint8))]
+        requests.append(transport.isend(right, 3, np.zeros(size, np.uint8)))
+        transport.progress(requests[:1], 0.0)
+        transport.close()
+        assert all(request.done for request in requests)
+        assert all(isinstance(request.error, TransportError) for request in requests[:2])
+        transport = mpi_transport()
+        got = np.zeros(100_000, np.uint8)
+        transport.wait([transport.irecv(left, 1, got), transport.isend(right, 1, np.full(100_000, transport.rank, np.uint8))], 30.0)
+        assert (got == left).all()
+        transport.close()
+
+
 def test_two_worlds_do_not_meet() -> None:
     first, second = mpi_transport(), mpi_transport()
     right, left = (first.rank + 1) % first.size, (first.rank - 1) % first.size
