@@ -221,7 +221,7 @@ def _unknown_parameter(spec: CollectiveSpec, row: _Row) -> str | None:
     return f"{row.algorithm} has no parameter {unknown[0]!r}; known: {', '.join(known) or 'none'}" if unknown else None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _model(spec: CollectiveSpec, topology: Topology, name: str, params: tuple[tuple[str, Any], ...], profile: Profile) -> CostModel:
     schedule = build_verified(by_name(spec.collective, name), spec, topology, dict(params))
     return CostModel(schedule, topology, profile, _routes(topology))

@@ -18,6 +18,7 @@ from topoccl.algorithms.cost.sharing import Fabric, Sharing
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec
+from topoccl.topology.bounds import host_cut_bound
 from topoccl.topology.generators import generate
 from topoccl.topology.graph import Link, Topology, Vertex, VertexKind
 from topoccl.topology.routes import Routes
@@ -347,6 +348,18 @@ def test_no_prediction_is_below_the_floor(transport: str) -> None:
         for size, segments in ((64, 1), (64, 5), (MB, 1), (MB, 30)):
             block = block_bytes(schedule.spec, size)
             assert costs.floor(block, segments) <= costs.predict(block, segments).seconds * (1 + 1e-9), (schedule.label, size, segments)
+
+
+@pytest.mark.parametrize("shape", ["cluster:3+2+1", "ring:5", "racks:2x2x1,uplink=1GB/s"])
+def test_no_prediction_beats_the_bound(shape: str) -> None:
+    topology = generate(shape)
+    for schedule in every_schedule(topology):
+        costs = CostModel(schedule, topology)
+        for size in (64, MB):
+            bound = host_cut_bound(topology, schedule.spec.collective, size, schedule.spec.root)
+            for segments in (1, 5):
+                seconds = costs.predict(block_bytes(schedule.spec, size), segments).seconds
+                assert seconds >= bound.seconds * (1 - 1e-9), (schedule.label, size, segments, bound.description)
 
 
 def test_predictions_grow_with_the_size() -> None:
