@@ -75,17 +75,11 @@ def bind(what: str, src: Any, dst: Any, shift: int = 0) -> Bound:
     inp = flat(src if is_contiguous(src) else _contiguous(src), dtype)
     if dst is None or copy_back is not None:
         return Bound(dtype, inp, out, False, copy_back)
-    a, b = _address(inp), _address(out)
-    if a < b + out.nbytes and b < a + inp.nbytes:
-        if a - b == shift * dtype.itemsize:
+    if np.may_share_memory(inp, out):
+        if inp.ctypes.data - out.ctypes.data == shift * dtype.itemsize:
             return Bound(dtype, inp, out, True)
         inp = inp.copy()
     return Bound(dtype, inp, out, False)
-
-
-def _address(array: Array) -> int:
-    address: int = array.ctypes.data
-    return address
 
 
 def expect(what: str, side: str, have: int, want: int, meaning: str) -> None:

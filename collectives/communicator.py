@@ -14,7 +14,7 @@ from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, counts_of, expect
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.executor import reduction
-from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.dtypes import Array, DType
 from topoccl.collectives.executor.program import Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
@@ -59,7 +59,7 @@ class Communicator:
         self.config = config
         self.name = name
         self.timeout = config.timeout if timeout is None else timeout
-        self._logger = logger
+        self.logger = logger
         self._arena = neighbours.arena
         self._cpus = neighbours.cpus
         waiter = Waiter(self._arena.flags, neighbours.crowded(self.rank)) if self._arena is not None else None
@@ -205,7 +205,7 @@ class Communicator:
         neighbours = meet(transport, claims, cpus, limit, share=self.config.shm)
         topology = self.topology.place(members)
         selector = self._planner.selector.for_topology(topology)
-        return Communicator(transport, topology, neighbours, self.config, self._logger, selector, name or f"group {group}", limit)
+        return Communicator(transport, topology, neighbours, self.config, self.logger, selector, name or f"group {group}", limit)
 
     # Looking in
 
@@ -222,6 +222,11 @@ class Communicator:
     def last_segments(self) -> int:
         """Into how many pipeline segments the last call's data was cut; 0 before the first call."""
         return 0 if self._last is None else self._last.segments
+
+    @property
+    def broken(self) -> BaseException | None:
+        """The error after which this group cannot be used any more."""
+        return self._runner.aborted or self._broken
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start: calls, and messages and payload bytes per peer over the transport and through shared memory."""
@@ -319,10 +324,7 @@ class Communicator:
 
         try:
             program = plan.program(parity)
-            needed = program.scratch * bound.dtype.itemsize
-            if self._scratch.size < needed:
-                self._scratch = np.empty(-(-needed // _ALIGN) * _ALIGN, np.uint8)
-            scratch = self._scratch[:needed].view(bound.dtype.carrier)
+            scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * bound.dtype.itemsize, bound.dtype)
             inp = bound.inp.copy() if bound.in_place and not plan.agreed.in_place else bound.inp
             if self._undrained[parity]:
                 self._runner.wait_all(self._undrained[parity], limit, describe)
@@ -341,9 +343,15 @@ class Communicator:
         self._last = plan
         bound.finish()
 
+    def _scratch_for(self, nbytes: int, dtype: DType) -> Array:
+        """The group's scratch memory, grown if need be: calls of a group never overlap, so they share it."""
+        if self._scratch.size < nbytes:
+            self._scratch = np.empty(-(-nbytes // _ALIGN) * _ALIGN, np.uint8)
+        return self._scratch[:nbytes].view(dtype.carrier)
+
     def _announce(self, choice: Choice) -> None:
         if self.rank == 0:
-            self._logger.info(Subsystem.TUNING, "%s", format_choice(choice))
+            self.logger.info(Subsystem.TUNING, "%s", format_choice(choice))
 
 
 def _elements(data: Any) -> int:

@@ -78,7 +78,8 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.topo_dump_file and transport.rank == 0:
         _write(config.topo_dump_file, dump(topology))
     rules = config.algo_rules(known_names())
-    selector = Selector(topology, rules, default_profile(transport.name), config.fallback)
+    profile = default_profile(transport.name)
+    selector = Selector(topology, rules, profile if share else profile.without_shared_memory(), config.fallback)
     logger.info(Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology)
     return Communicator(transport, topology, neighbours, config, logger, selector, name, limit)
 

@@ -5,7 +5,6 @@ Moving needs no more than the bytes; reductions use the carrier where NumPy know
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,29 +21,28 @@ Array = npt.NDArray[Any]
 _CARRIED = {"float16": "int16", "bfloat16": "int16", "float8": "int8", "complex32": "int32"}
 
 
-@dataclass(frozen=True)
 class DType:
-    """An element type: ``name`` as torch spells it, ``carrier`` the NumPy type that holds it while it is moved."""
+    """An element type. There is one object per type: compare with ``is``.
 
-    name: str
-    carrier: np.dtype[Any]
+    Attributes:
+        name: as torch spells it.
+        carrier: the NumPy type that holds it while it is moved.
+        itemsize: bytes per element.
+        native: whether the carrier is the type itself, so that NumPy's ufuncs may reduce it.
+    """
 
-    @property
-    def itemsize(self) -> int:
-        return self.carrier.itemsize
+    __slots__ = ("carrier", "is_complex", "is_floating", "itemsize", "name", "native")
 
-    @property
-    def native(self) -> bool:
-        """Whether the carrier is the type itself, so that NumPy's ufuncs may reduce it."""
-        return self.carrier.name == self.name
+    def __init__(self, name: str, carrier: np.dtype[Any]) -> None:
+        self.name = name
+        self.carrier = carrier
+        self.itemsize = carrier.itemsize
+        self.native = carrier.name == name
+        self.is_complex = name.startswith("complex")
+        self.is_floating = "float" in name
 
-    @property
-    def is_complex(self) -> bool:
-        return self.name.startswith("complex")
-
-    @property
-    def is_floating(self) -> bool:
-        return "float" in self.name
+    def __repr__(self) -> str:
+        return f"DType({self.name})"
 
     @property
     def torch(self) -> torch.dtype:
@@ -55,7 +53,8 @@ class DType:
         return dtype
 
 
-_known: dict[Any, DType] = {}
+_known: dict[Any, DType] = {}  # by torch or NumPy dtype
+_by_name: dict[str, DType] = {}
 
 
 def _carrier(name: str) -> str:
@@ -75,12 +74,12 @@ def dtype_of(data: Any) -> DType:
     if found is None:
         name = str(data.dtype).removeprefix("torch.")
         try:
-            found = DType(name, np.dtype(_carrier(name)))
+            carrier = np.dtype(_carrier(name))
         except TypeError:
             raise ConfigError(f"dtype {data.dtype} cannot be sent: it has no fixed representation in memory") from None
-        if found.carrier.hasobject or found.carrier.names:
-            raise ConfigError(f"dtype {data.dtype} cannot be sent: elements must be plain numbers")
-        _known[data.dtype] = found
+        if carrier.kind not in "biufc" or not carrier.isnative:
+            raise ConfigError(f"dtype {data.dtype} cannot be sent: elements must be plain numbers in this machine's byte order")
+        found = _known[data.dtype] = _by_name.setdefault(name, DType(name, carrier))
     return found
 
 
@@ -100,10 +99,3 @@ def flat(data: Any, dtype: DType) -> Array:
 
 def is_contiguous(data: Any) -> bool:
     return bool(data.flags.c_contiguous) if isinstance(data, np.ndarray) else bool(data.is_contiguous())
-
-
-def same_storage(a: Array, b: Array) -> bool:
-    """Whether two flat views start at one address (an in-place call)."""
-    first: int = a.__array_interface__["data"][0]
-    second: int = b.__array_interface__["data"][0]
-    return first == second

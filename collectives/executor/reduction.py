@@ -18,6 +18,7 @@ from topoccl.collectives.executor.dtypes import Array, DType
 Fold = Callable[[Array, Sequence[Array]], None]
 
 OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_KNOWN_OPS = frozenset(OPS)
 
 _UFUNCS: dict[str, Any] = {
     "sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -32,9 +33,10 @@ def canonical_op(op: str) -> str:
     Raises:
         ConfigError: an unknown one.
     """
-    name = op.lower()
-    name = {"prod": "product", "mean": "avg", "add": "sum"}.get(name, name)
-    if name not in OPS:
+    if op in _KNOWN_OPS:
+        return op
+    name = {"prod": "product", "mean": "avg", "add": "sum"}.get(op.lower(), op.lower())
+    if name not in _KNOWN_OPS:
         raise ConfigError(f"unknown reduction {op!r}; known: {', '.join(OPS)}")
     return name
 
