@@ -38,6 +38,15 @@ def load_file(path: str | Path) -> Topology:
         TopologyError: unreadable, malformed or inconsistent; the message names the file, the line (of YAML), the path, the value and
             what was expected.
     """
+    return loads(read_file(path), str(path))
+
+
+def read_file(path: str | Path) -> str:
+    """The text of a file of any format, without a byte-order mark; UTF-8, or UTF-16 where a byte-order mark says so.
+
+    Raises:
+        TopologyError: unreadable, over ``MAX_BYTES``, or not such text.
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -45,11 +54,11 @@ def load_file(path: str | Path) -> Topology:
         raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > MAX_BYTES:
         raise TopologyError(f"{path}: larger than {MAX_BYTES} bytes, the most that is read")
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TopologyError(f"{path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
-    return loads(text, str(path))
+        raise TopologyError(f"{path}: not UTF-{16 if wide else 8}: byte 0x{data[error.start]:02x} at offset {error.start}") from None
 
 
 def loads(text: str, source: str = "topology") -> Topology:

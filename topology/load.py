@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topoccl.topology.files import load_file
+from topoccl.topology.files import read_file
+from topoccl.topology.formats import parse
 from topoccl.topology.generators import generate, is_expression, known_shapes
 from topoccl.topology.graph import Topology, TopologyError
 
 
 def load(text_or_path: str | Path) -> Topology:
-    """The topology that a generator expression (``cluster:4x2``) or a file (YAML or JSON) describes.
+    """The topology that a generator expression (``cluster:4x2``) or a file in any of the known formats describes (docs/formats.md).
 
     A name that is both is an expression; write ``./ring:8`` for a file of that name.
 
@@ -21,7 +22,7 @@ def load(text_or_path: str | Path) -> Topology:
     if isinstance(text_or_path, str) and is_expression(text):
         return generate(text)
     if Path(text).is_file():
-        return load_file(text)
+        return parse(read_file(text), text)
     if isinstance(text_or_path, str) and ":" in text and "/" not in text and not text.endswith((".yaml", ".yml", ".json")):
         return generate(text)
     raise TopologyError(f"no topology {text!r}: no such file, and not a generator; known generators: {known_shapes()}")

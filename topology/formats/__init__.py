@@ -1,0 +1,44 @@
+"""Formats in which others describe a fabric, each a pure parser; a text is recognised by its content, never by its name.
+
+To add one: a module with a ``FORMAT`` and a line in :data:`FORMATS`; the tests over all formats pick it up.
+"""
+
+from __future__ import annotations
+
+from topoccl.topology.document import MAX_BYTES
+from topoccl.topology.formats import own
+from topoccl.topology.formats.base import Format
+from topoccl.topology.graph import Topology, TopologyError
+
+__all__ = ["FORMATS", "Format", "parse", "recognise"]
+
+FORMATS: tuple[Format, ...] = (own.FORMAT,)
+
+
+def recognise(text: str, source: str = "topology") -> Format:
+    """The format that is surest of ``text``, the first of equally sure ones.
+
+    Raises:
+        TopologyError: none knows it.
+    """
+    score, index = max((entry.recognise(text), -index) for index, entry in enumerate(FORMATS))
+    if score <= 0:
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        shown = repr(first if len(first) <= 60 else f"{first[:57]}...")
+        known = "".join(f"\n  {entry.name}: {entry.summary}" for entry in FORMATS)
+        raise TopologyError(f"{source}: no known description of a topology (it begins with {shown}); known formats:{known}")
+    return FORMATS[-index]
+
+
+def parse(text: str, source: str = "topology") -> Topology:
+    """The topology that ``text`` describes in any of the known formats; ``source`` is the name that errors begin with.
+
+    Raises:
+        TopologyError: empty, too long, of no known format, or wrong in its format.
+    """
+    text = text.removeprefix("\ufeff")
+    if not text.strip("\0 \t\r\n\f\v"):
+        raise TopologyError(f"{source}: the file is empty; expected the description of a topology")
+    if len(text) > MAX_BYTES:
+        raise TopologyError(f"{source}: {len(text)} characters; at most {MAX_BYTES} are read")
+    return recognise(text, source).parse(text, source)
