@@ -166,7 +166,10 @@ class Communicator:
     def send(self, buf: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Message | None:
         """Sends ``buf`` to ``peer``; messages with one tag arrive in order."""
         message = begin_send(self.transport, buf, peer, tag, self._limit(timeout))
-        return message if async_op else message.wait()
+        if async_op:
+            return message
+        message.wait()
+        return None
 
     def recv(
         self, buf: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
