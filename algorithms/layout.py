@@ -44,10 +44,10 @@ def ring_order(topology: Topology, channel: int = 0) -> list[int]:
     """All ranks in an order for a ring: host by host, so that a ring enters and leaves every host once.
 
     Args:
-        channel: even channels run forwards and odd ones backwards, so that both directions of every link carry data; each further
-            pair of channels enters and leaves the hosts at other ranks, thus at other NICs.
+        channel: even channels run forwards and odd ones backwards, so that both directions of every link carry data. A pair of
+            channels leaves hosts at two neighbouring ranks, the next pair at the next two, thus at other NICs.
     """
-    order = [rank for group in host_groups(topology) for rank in rotated(group, channel // 2)]
+    order = [rank for group in host_groups(topology) for rank in rotated(group, channel - channel % 2)]
     return order[::-1] if channel % 2 else order
 
 

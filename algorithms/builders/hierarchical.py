@@ -20,9 +20,10 @@ _WITHIN, _BETWEEN, _PUBLISH = 0, 1, 2  # channels of the three phases; rings of 
 
 @dataclass(frozen=True)
 class _Rail:
-    """One rail at one host: who owns it, the position of the host among the owners, and the chunks that belong to it."""
+    """One of ``count`` rails at one host: who owns it, the position of the host among the owners, and the chunks that belong to it."""
 
     number: int
+    count: int
     owners: tuple[int, ...]
     at: int
     chunks: range
@@ -65,7 +66,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, inter: str = "ring", chan
     for at, group in enumerate(groups):
         source = Buf.OUTPUT if len(group) > 1 else Buf.INPUT
         of_host = [
-            _Rail(number, tuple(own[number] for own in owners), at, range(number * share, (number + 1) * share), source)
+            _Rail(number, rails, tuple(own[number] for own in owners), at, range(number * share, (number + 1) * share), source)
             for number in range(rails)
         ]
         _reduce_in_host(b, group, of_host)
@@ -111,8 +112,10 @@ def _ring(b: ScheduleBuilder, rail: _Rail, channels: int) -> None:
         way = -1 if (rail.number * channels + channel) % 2 else 1
         successor, predecessor = rail.owners[(rail.at + way) % hosts], rail.owners[(rail.at - way) % hosts]
         wire = _BETWEEN if channel == 0 else _PUBLISH + channel
-        send = b.lane(rail.owner, ("between", channel), channel=wire, rail=channel)
-        receive = b.lane(rail.owner, ("arrive", channel), channel=wire, rail=channel)
+        # The owners' first rings take a NIC each; further rings take those that are left, if any.
+        nic = channel * rail.count
+        send = b.lane(rail.owner, ("between", channel), channel=wire, rail=nic)
+        receive = b.lane(rail.owner, ("arrive", channel), channel=wire, rail=nic)
         base = rail.chunks.start + channel * hosts
 
         def piece(round_: int, base: int = base, way: int = way) -> int:

@@ -16,7 +16,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 def build(spec: CollectiveSpec, topology: Topology, *, channels: int = 1) -> Schedule:
     """Rings over all ranks in the order of :func:`topoccl.algorithms.layout.ring_order`, ``channels`` of them with a share each.
 
-    Odd channels run backwards; further pairs of channels cross between hosts at other ranks. With n the bytes of the vector
+    Odd channels run backwards; further pairs of channels leave hosts at other ranks. With n the bytes of the vector
     (all_reduce), of the whole output (all_gather) or of the whole input (reduce_scatter) of one rank:
 
     * all_reduce: 2(p-1) steps; each rank sends 2(p-1)/p n, and so does each host to its neighbour. No scratch.
@@ -41,8 +41,8 @@ def build(spec: CollectiveSpec, topology: Topology, *, channels: int = 1) -> Sch
     for channel in range(channels):
         order = ring_order(topology, channel)
         for at, rank in enumerate(order):
-            # Another channel leaves the host at another rank, and when these are used up (or there is but one) by another NIC.
-            rail = channel if host_size[rank] == 1 else channel // 2 // host_size[rank]
+            # Channels leave the host at other ranks, thus at other NICs; when the ranks are used up, by what NICs are left.
+            rail = channel - channel % host_size[rank]
             send = b.lane(rank, ("send", channel), channel=channel, rail=rail)
             receive = b.lane(rank, ("receive", channel), channel=channel, rail=rail)
             add(b, order, at, channel, send, receive)
