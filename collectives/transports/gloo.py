@@ -28,14 +28,15 @@ from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Bytes, End
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
 from topoccl.collectives.transports.tag_gate import TagGate
 from topoccl.collectives.transports.waiters import Waiters
-from topoccl.collectives.transports.waiting import Backoff
+from topoccl.collectives.transports.waiting import Patience
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store, Work
 
 SMALL = 128 * 1024  # bytes
 _MAX_COPIES = 8 * 1024 * 1024  # bytes of small sends to one peer that Gloo may still hold when the next one is done at once
-_PATIENCE = 5e-3  # seconds without a message after which threads wait for small ones, too
+_POLL_SECONDS = 5e-3  # seconds without a message after which threads wait for small ones, too
 _UNCONFIRMED = 32  # small sends to one peer, after which a thread looks whether Gloo is done with their copies
 _MAX_GROUP = (1 << (31 - TAG_BITS)) - 2  # Gloo's tags have 31 bits; the last group is ours
 _OWN_TAG = (_MAX_GROUP + 1) << TAG_BITS
@@ -76,13 +77,14 @@ def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
 class _Open:
     """A message that Gloo carries."""
 
-    __slots__ = ("copy", "flag", "message", "work")
+    __slots__ = ("copy", "flag", "message", "tensor", "work")
 
-    def __init__(self, message: Message, copy: Bytes | None, work: Work) -> None:
+    def __init__(self, message: Message, tensor: torch.Tensor, work: Work, copy: Bytes | None = None) -> None:
         self.message = message
-        self.copy = copy  # of a small receive; else None: Gloo writes to the caller's bytes
-        self.flag: Any = None if copy is None else copy.data
+        self.tensor = tensor  # keeps alive what Gloo uses
         self.work = work
+        self.copy = copy  # of a small receive; else None: Gloo uses the caller's bytes
+        self.flag: Any = None if copy is None else copy.data
 
 
 class _GlooMedium(Medium):
@@ -104,7 +106,7 @@ class _GlooMedium(Medium):
         self._gate = TagGate()
         self._self = Mailbox()
         self._polled: list[_Open] = []  # small receives
-        self._last = 0.0  # when one of them was begun or arrived
+        self._patience = Patience()  # for these
         self._unconfirmed: dict[int, list[tuple[Work, Bytes]]] = {}  # small sends by peer
         self._copied: dict[int, int] = {}  # bytes of these by peer, also of those that a thread is waiting for
         self._waiters = Waiters("topoccl-gloo")
@@ -145,17 +147,18 @@ class _GlooMedium(Medium):
 
     def _start_send(self, message: Message) -> None:
         if message.nbytes > SMALL:
-            work = self._group.send([self._from_numpy(_writable(message.data))], message.peer, message.tag)
-            self._hand_over(_Open(message, None, work))
+            tensor = self._from_numpy(_writable(message.data))
+            self._hand_over(_Open(message, tensor, self._group.send([tensor], message.peer, message.tag)))
             return
         copy = np.empty(message.nbytes + 1, np.uint8)
         copy[:-1] = message.data
         copy[-1] = 1
         peer = message.peer
-        work = self._group.send([self._from_numpy(copy)], peer, message.tag)
+        tensor = self._from_numpy(copy)
+        work = self._group.send([tensor], peer, message.tag)
         copied = self._copied.get(peer, 0) + len(copy)
         if copied > _MAX_COPIES:  # the peer is far behind: this one is done when it is sent
-            self._hand_over(_Open(message, None, work))
+            self._hand_over(_Open(message, tensor, work))
             return
         self._copied[peer] = copied
         self._ended(message, None, ANY_SOURCE)
@@ -175,12 +178,12 @@ class _GlooMedium(Medium):
             work = self._group.recv_anysource([tensor], message.tag)
         else:
             work = self._group.recv([tensor], message.peer, message.tag)
-        item = _Open(message, copy, work)
+        item = _Open(message, tensor, work, copy)
         if copy is None:
             self._hand_over(item)
         else:
             self._polled.append(item)
-            self._last = time.monotonic()
+            self._patience.renew()
             if self._sleepers:
                 with self._arrival:
                     self._arrival.notify_all()
@@ -243,10 +246,10 @@ class _GlooMedium(Medium):
                 # Not by their flags again: more may have changed by now.
                 gone = set(ready)
                 self._polled = [item for item in polled if item not in gone] if len(ready) < len(polled) else []
-                self._last = time.monotonic()
+                self._patience.renew()
                 for item in ready:
                     self._complete(item, *_outcome(item))
-            elif polled and time.monotonic() - self._last > _PATIENCE:
+            elif polled and time.monotonic() - self._patience.since > _POLL_SECONDS:
                 self._polled = []
                 for item in polled:
                     self._hand_over(item)
@@ -260,7 +263,7 @@ class _GlooMedium(Medium):
                     self._arrival.wait(seconds)
                 self._sleepers -= 1
 
-        backoff = None
+        deadline = None
         while True:
             arrived = bool(self._polled) and self._poll()
             for request in requests:
@@ -268,16 +271,15 @@ class _GlooMedium(Medium):
                     return
             if not requests or timeout <= 0:
                 return
-            if backoff is None:
-                backoff = Backoff(timeout, sleep)
-            elif backoff.over():
+            now = time.monotonic()
+            if deadline is None:
+                deadline = now + timeout
+            elif now >= deadline:
                 return
-            elif arrived:
-                backoff.reset()
-            elif self._polled:
-                backoff.rest()
-            else:
-                sleep(backoff.left)
+            if not self._polled:
+                sleep(deadline - now)
+            elif not arrived:
+                self._patience.rest(deadline - now, sleep)
 
     def abandon(self, messages: Sequence[Message]) -> None:
         # Gloo cannot take back what it was given: works and waiters keep those bytes alive.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections import deque
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from topoccl.collectives.errors import ConfigError, TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Medium, Message, Request, Transport
-from topoccl.collectives.transports.waiting import Backoff
+from topoccl.collectives.transports.waiting import Patience
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -149,6 +150,7 @@ class _MpiMedium(Medium):
         self._max_piece = max_piece
         self._window = window
         self._lock: AbstractContextManager[Any] = Lock() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _process_lock
+        self._patience = Patience()
         self._requests: list[Any] = []  # the pieces in flight, and for each
         self._pieces: list[tuple[_Flow, int]] = []  # its message and length
         self._statuses: list[MPI.Status] = []
@@ -158,6 +160,7 @@ class _MpiMedium(Medium):
 
     def begin(self, message: Message) -> None:
         flow = _Flow(message)
+        self._patience.renew()
         with self._lock:
             if not message.is_send and (message.peer == ANY_SOURCE or message.tag in self._gates):
                 self._gates.setdefault(message.tag, deque()).append(flow)
@@ -299,7 +302,7 @@ class _MpiMedium(Medium):
             self._open_gate(message.tag)
 
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        backoff = None
+        deadline = None
         while True:
             with self._lock:
                 arrived = self._poll()
@@ -308,14 +311,15 @@ class _MpiMedium(Medium):
                     return
             if not requests or timeout <= 0:
                 return
-            if backoff is None:
-                backoff = Backoff(timeout)
-            elif backoff.over():
+            now = time.monotonic()
+            if deadline is None:
+                deadline = now + timeout
+            elif now >= deadline:
                 return
-            elif arrived:
-                backoff.reset()
+            if arrived:
+                self._patience.renew()
             else:
-                backoff.rest()
+                self._patience.rest(deadline - now)
 
     def abandon(self, messages: Sequence[Message]) -> None:
         gone = set(messages)
