@@ -354,6 +354,8 @@ class Communicator:
 
     def _announce(self, choice: Choice) -> None:
         if self.rank == 0:
+            if choice.warning:
+                self.logger.warn(Subsystem.TUNING, "%s", choice.warning)
             self.logger.info(Subsystem.TUNING, "%s", format_choice(choice))
 
 
