@@ -12,7 +12,7 @@ from topoccl.algorithms.choice import Choice, format_choice
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, counts_of, expect
-from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType
 from topoccl.collectives.executor.program import Traffic
@@ -295,17 +295,17 @@ class Communicator:
         self._execute(plan, what, bound, timeout)
 
     def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], timeout: float | None) -> None:
-        """all_to_all with counts: relays need everyone's, so these are gathered first."""
-        counts = np.empty((self.size, self.size), np.int64)
-        mine = np.asarray(sending, np.int64)
-        self._call("all_gather", None, bind("all_to_all", mine, counts), self.size, None, timeout)
-        wrong = np.flatnonzero(counts[:, self.rank] != np.asarray(receiving))
+        """all_to_all with counts: relays need everyone's, so these are gathered first; then all ranks see what does not fit."""
+        rows = np.empty((self.size, 2, self.size), np.int64)
+        self._call("all_gather", None, bind("all_to_all", np.array([sending, receiving], np.int64), rows), 2 * self.size, None, timeout)
+        counts = np.ascontiguousarray(rows[:, 0])
+        wrong = np.argwhere(counts != rows[:, 1].T)
         if wrong.size:
-            peer = int(wrong[0])
-            self._broken = ConfigError(
-                f"all_to_all: rank {peer} sends {counts[peer, self.rank]} elements to rank {self.rank}, which expects {receiving[peer]}"
+            sender, receiver = wrong[0].tolist()
+            raise MismatchError(
+                f"all_to_all: rank {sender} sends {counts[sender, receiver]} elements to rank {receiver}, "
+                f"which expects {rows[receiver, 1, sender]} (pairs that differ: {len(wrong)})"
             )
-            raise self._broken
         key: Hashable = ("all_to_all", counts.tobytes(), bound.dtype.name)
         plan = self._planner.find(key)
         if plan is None:
