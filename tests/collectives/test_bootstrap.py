@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -340,8 +341,13 @@ for turn in range(2):
     words.append(exchange(t, (t.rank, turn), 60.0))
     t.close()
 assert words == [[(rank, turn) for rank in range(info.size)] for turn in range(2)], words
-print(f"RESULT {info.kind} {t.name} {t.rank} of {t.size}", flush=True)
+print(f"RESULT {info.kind} {t.name} {t.rank} of {t.size}.", flush=True)
 """
+
+
+def results(output: str) -> list[str]:
+    """What the ranks of SCRIPT printed, also where their lines ran together."""
+    return sorted(re.findall(r"RESULT (.*?)\.", output))
 
 
 def test_gloo_from_the_environment() -> None:
@@ -352,7 +358,7 @@ def test_gloo_from_the_environment() -> None:
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
-    assert [output.split("RESULT ")[1].strip() for output in outputs] == [f"torchrun gloo {rank} of 2" for rank in range(2)]
+    assert [results(output) for output in outputs] == [["torchrun gloo 0 of 2"], ["torchrun gloo 1 of 2"]]
     assert [rank.returncode for rank in ranks] == [0, 0]
 
 
@@ -363,9 +369,7 @@ def test_gloo_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "auto"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("RESULT")) == [
-        f"RESULT torchrun gloo {rank} of 2" for rank in range(2)
-    ]
+    assert results(done.stdout) == ["torchrun gloo 0 of 2", "torchrun gloo 1 of 2"]
 
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
@@ -373,8 +377,17 @@ def test_transports_under_mpirun_without_a_master(mpirun: Callable[..., Any], tr
     done = mpirun(3, sys.executable, "-c", SCRIPT, transport)
     assert done.returncode == 0, done.stderr
     name = "mpi" if transport == "auto" else transport
-    results = sorted(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
-    assert results == [f"RESULT mpirun {name} {rank} of 3" for rank in range(3)]
+    assert results(done.stdout) == [f"mpirun {name} {rank} of 3" for rank in range(3)]
+
+
+def test_mpi_with_fewer_threads(mpirun: Callable[..., Any]) -> None:
+    """Calls are serialised where MPI asks for it; an MPI for the main thread alone is refused."""
+    done = mpirun(2, sys.executable, "-c", SCRIPT, "mpi", env={"MPI4PY_RC_THREAD_LEVEL": "serialized"})
+    assert done.returncode == 0, done.stderr
+    assert results(done.stdout) == ["mpirun mpi 0 of 2", "mpirun mpi 1 of 2"]
+    done = mpirun(2, sys.executable, "-c", SCRIPT, "mpi", env={"MPI4PY_RC_THREAD_LEVEL": "funneled"})
+    assert done.returncode != 0
+    assert "MPI_THREAD_FUNNELED; known to work are MPI_THREAD_SERIALIZED and MPI_THREAD_MULTIPLE" in done.stderr
 
 
 def test_gloo_with_a_store_of_the_callers() -> None:
