@@ -124,19 +124,18 @@ def _agreed(options: Options, backend: Backend) -> Options:
     """The options with rank 0's seed, once it is known that all ranks have the same and that the output can be written.
 
     Raises:
-        ConfigError: a rank was started with other options.
-        TopocclError: the output file cannot be written.
+        ConfigError: a rank was started with other options, or the output file cannot be written.
     """
     from topoccl.bench.suite.record import check_writable
     from topoccl.collectives.bootstrap import exchange_or_raise
     from topoccl.collectives.errors import ConfigError
 
     communicator = backend.communicator
-    mine: Options | OSError = options
+    mine: Options | ConfigError = options
     if options.output_file and communicator.rank == 0:
         try:
             check_writable(options.output_file)
-        except OSError as error:
+        except ConfigError as error:
             mine = error
     told = exchange_or_raise(communicator.transport, mine, communicator.timeout)
     first = told[0]

@@ -115,6 +115,9 @@ class TorchBackend:
         dist = self._dist
         rank, size = self.communicator.rank, self.communicator.size
         redop = getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper())) if operation.reduces else None
+        # Newer names of the same functions; the older ones warn there.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         blocks = {"gather": out, "scatter": inp}.get(operation.name)
         rows = list(blocks.view(size, -1)) if blocks is not None and rank == root else None
 
@@ -124,8 +127,8 @@ class TorchBackend:
 
         calls: dict[str, Call] = {
             "all_reduce": lambda begin: dist.all_reduce(out, redop, async_op=begin),
-            "all_gather": lambda begin: dist.all_gather_into_tensor(out, inp, async_op=begin),
-            "reduce_scatter": lambda begin: dist.reduce_scatter_tensor(out, inp, redop, async_op=begin),
+            "all_gather": lambda begin: all_gather(out, inp, async_op=begin),
+            "reduce_scatter": lambda begin: reduce_scatter(out, inp, redop, async_op=begin),
             "all_to_all": lambda begin: dist.all_to_all_single(out, inp, async_op=begin),
             "broadcast": lambda begin: dist.broadcast(out, root, async_op=begin),
             "reduce": lambda begin: dist.reduce(out, root, redop, async_op=begin),

@@ -95,3 +95,15 @@ def allocate(element: Element, count: int, tensors: bool = False) -> Buffer:
         buffer = TensorBuffer(torch.empty(count, dtype=getattr(torch, element.torch)), element.exact)
     buffer.fill(0)
     return buffer
+
+
+def free_memory() -> int | None:
+    """Bytes that processes of this host can still get without swapping; None where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

@@ -86,7 +86,7 @@ class Inputs:
         return np.where(turn < most, values, neutral)
 
 
-FOLDS: dict[str, Callable[[Array, Array, Array], Array]] = {
+FOLDS: dict[str, Callable[..., Array]] = {
     "sum": np.add,
     "avg": np.add,
     "prod": np.multiply,
@@ -99,7 +99,7 @@ def reduced(inputs: Inputs, sources: tuple[int, ...], start: int, stop: int) -> 
     """The reduction of a piece of the inputs of ``sources``, by definition."""
     total = inputs.piece(sources[0], start, stop)
     for rank in sources[1:]:
-        FOLDS[inputs.op or ""](total, inputs.piece(rank, start, stop), total)
+        FOLDS[inputs.op or ""](total, inputs.piece(rank, start, stop), out=total)
     if inputs.op != "avg":
         return total
     if inputs.element.floating:

@@ -14,16 +14,13 @@ PATIENCE = 1.0  # seconds that rank 0 has for telling what all ranks know, and f
 
 
 def end(status: int) -> NoReturn:
-    """Ends this process at once, and by that the job: launchers end the other ranks when one ends with a status.
+    """Ends this process at once with a ``status`` that is not 0, upon which mpirun and torchrun end the other ranks.
 
-    Nothing is closed in order, since that would wait for ranks that may be waiting for this one.
+    Nothing is closed in order (MPI_Finalize, threads): that would wait for ranks that may be waiting for this one.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
-        mpi.COMM_WORLD.Abort(status)
     os._exit(status)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoccl.bench.suite.backends import Backend, Call, predicted_seconds
-from topoccl.bench.suite.buffers import Buffer, allocate
+from topoccl.bench.suite.buffers import Buffer, allocate, free_memory
 from topoccl.bench.suite.data import Inputs
 from topoccl.bench.suite.elements import Element
 from topoccl.bench.suite.operations import Shape
@@ -16,6 +16,8 @@ from topoccl.bench.suite.options import Options
 from topoccl.bench.suite.reference import Part, count_wrong, fill_input, result_parts
 from topoccl.bench.suite.results import Chosen, Row, Timing, combined
 from topoccl.collectives.bootstrap import exchange
+from topoccl.collectives.errors import ConfigError
+from topoccl.topology.units import format_size
 
 POISON = 0xFF  # in what a call must overwrite
 Report = Callable[[Row], None]
@@ -42,17 +44,14 @@ class Measurement:
 
         Raises:
             TopocclError: a call failed.
-            MemoryError: the buffers do not fit.
+            ConfigError: the buffers do not fit into memory.
         """
         operation = self.options.operation
         sizes = list(self.options.sizes())
         rows = []
         for element, op, root in self.options.sweeps():
             largest = operation.shape(sizes[-1] // element.itemsize, self.ranks)
-            memory = (
-                allocate(element, largest.inp, self.backend.tensors),
-                allocate(element, largest.out, self.backend.tensors),
-            )
+            memory = self._allocate(element, (largest.inp, largest.out))
             for size in sizes:
                 shape = operation.shape(size // element.itemsize, self.ranks)
                 rows.append(self._row(memory, shape, element, op, root, begun))
@@ -62,6 +61,19 @@ class Measurement:
     def exchange(self, value: Any) -> list[Any]:
         """The values of all ranks."""
         return exchange(self.communicator.transport, value, self.communicator.timeout)
+
+    def _allocate(self, element: Element, counts: tuple[int, int]) -> tuple[Buffer, Buffer]:
+        """Memory for the largest input and output. Asked first: writing to more than there is gets processes killed, not told."""
+        wanted = sum(counts) * element.itemsize
+        sharing = self.communicator.hosts.count(self.communicator.hosts[self.rank])
+        free = free_memory()
+        if free is not None and wanted * sharing > free:
+            raise ConfigError(
+                f"{self.options.operation.name}: buffers of {format_size(wanted)} bytes for each of {sharing} ranks of a host do not fit "
+                f"into the {free >> 20}M bytes of memory that are available; choose a smaller -e or fewer ranks"
+            )
+        first, second = (allocate(element, count, self.backend.tensors) for count in counts)
+        return first, second
 
     def _row(
         self, memory: tuple[Buffer, Buffer], shape: Shape, element: Element, op: str | None, root: int | None, begun: Report

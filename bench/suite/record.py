@@ -10,6 +10,7 @@ from typing import Any
 from topoccl.bench.suite.options import Options
 from topoccl.bench.suite.results import Row, Timing, average_busbw, total_wrong
 from topoccl.bench.suite.table import Setting
+from topoccl.collectives.errors import ConfigError
 
 VERSION = 1
 SHOWN_VARIABLES = ("TOPOCCL_", "OMP_NUM_THREADS")
@@ -81,14 +82,14 @@ def _timing(row: Row, timing: Timing | None) -> dict[str, Any] | None:
 
 
 def check_writable(path: str) -> None:
-    """Raises OSError, before hours of measuring, when a file could not be written at ``path``."""
+    """Raises ConfigError, before hours of measuring, when a file could not be written at ``path``."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
-        raise IsADirectoryError(f"cannot write {path!r}: it is a directory")
+        raise ConfigError(f"cannot write {path!r}: it is a directory")
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"cannot write {path!r}: there is no directory {folder!r}")
+        raise ConfigError(f"cannot write {path!r}: there is no directory {folder!r}")
     if not os.access(folder, os.W_OK):
-        raise PermissionError(f"cannot write {path!r}: directory {folder!r} is not writable")
+        raise ConfigError(f"cannot write {path!r}: directory {folder!r} is not writable")
 
 
 def write_whole(path: str, content: dict[str, Any]) -> None:

@@ -91,28 +91,26 @@ def average_busbw(rows: Sequence[Row]) -> float:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for each run of rows with one choice: the sizes, and why (of its first size)."""
-    lines = []
+    """One line for each algorithm that was chosen: for which sizes, and why for the first of them."""
+    spans: dict[str, list[str]] = {}
+    why: dict[str, str] = {}
     begin = 0
     for end in range(1, len(rows) + 1):
-        first = rows[begin]
-        if end < len(rows) and _same_choice(first, rows[end]):
+        first, last = rows[begin], rows[end - 1]
+        if end < len(rows) and _continues(last, rows[end]):
             continue
-        if first.chosen is not None:
-            why = first.chosen.reason
-            if not why.startswith(first.chosen.algorithm):
-                why = f"{first.chosen.algorithm}: {why}"
-            lines.append(f"{_span(first, rows[end - 1])}: {why}")
         begin = end
-    return lines
+        if first.chosen is None:
+            continue
+        name = first.chosen.algorithm
+        span = format_size(first.size) if first.size == last.size else f"{format_size(first.size)} - {format_size(last.size)}"
+        if span not in spans.setdefault(name, []):
+            spans[name].append(span)
+        why.setdefault(name, first.chosen.reason)
+    return [f"{', '.join(spans[name])}: {text if text.startswith(name) else f'{name}: {text}'}" for name, text in why.items()]
 
 
-def _same_choice(a: Row, b: Row) -> bool:
+def _continues(a: Row, b: Row) -> bool:
+    """Whether ``b`` is the next size of the same sweep with the same choice."""
     same = (a.type, a.redop, a.root) == (b.type, b.redop, b.root)
     return same and (a.chosen and a.chosen.algorithm) == (b.chosen and b.chosen.algorithm)
-
-
-def _span(first: Row, last: Row) -> str:
-    sizes = format_size(first.size) if first.size == last.size else f"{format_size(first.size)} - {format_size(last.size)}"
-    what = [first.type, *([first.redop] if first.redop != "none" else []), *([f"root {first.root}"] if first.root >= 0 else [])]
-    return f"{sizes} {' '.join(what)}"
