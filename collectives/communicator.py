@@ -78,7 +78,14 @@ class Communicator:
     # Collectives
 
     def all_reduce(
-        self, src: Any, dst: Any = None, op: str = "sum", *, factor: float | None = None, async_op: bool = False, timeout: float | None = None
+        self,
+        src: Any,
+        dst: Any = None,
+        op: str = "sum",
+        *,
+        factor: float | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Pending | None:
         """Every rank gets the reduction of all ``src`` in ``dst`` (in place without one); all ranks bitwise the same."""
         bound = bind("all_reduce", src, src if dst is None else dst)
@@ -199,6 +206,8 @@ class Communicator:
             name: for messages.
             timeout: in seconds, for the set-up and for each call; None takes this group's.
         """
+        if self._closed:
+            raise TopocclError(f"group {self.name} is closed")
         limit = self._limit(timeout)
         members = [int(r) for r in ranks]
         if len(set(members)) != len(members) or not all(0 <= r < self.size for r in members) or self.rank not in members:
@@ -248,7 +257,8 @@ class Communicator:
         self._closed = True
         self._worker.close(self.timeout)
         self.transport.close()
-        self._runner.waiter = None
+        self._runner.forget()
+        del self._planner, self._arena  # which are part of cycles, and hold the shared memory and its descriptor
 
     # Running
 
@@ -361,5 +371,3 @@ class Communicator:
 
 def _elements(data: Any) -> int:
     return int(data.size) if isinstance(data, np.ndarray) else int(data.numel())
-
-

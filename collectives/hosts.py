@@ -34,9 +34,7 @@ class Neighbours:
         return len(together) > len(frozenset().union(*together))
 
 
-def meet(
-    transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[int]], timeout: float, *, share: bool = True
-) -> Neighbours:
+def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[int]], timeout: float, *, share: bool = True) -> Neighbours:
     """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
 
     For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and

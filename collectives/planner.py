@@ -13,6 +13,7 @@ from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.bootstrap import agree
 from topoccl.collectives.executor.arena import Arena, area_bytes
 from topoccl.collectives.executor.dtypes import DType
+from topoccl.collectives.executor.hazards import blocking_steps
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
 PLANS = 256  # plans kept per group
+_STEPS_CHECKED = 100_000  # larger schedules are only built by builders whose smaller ones pass
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,15 @@ class Planner:
 
     def _choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int) -> Agreed:
         choice = self.selector.choose(spec, nbytes, itemsize)
+        schedule = choice.schedule
         try:
-            in_place = spec.aliases and bool(verify(choice.schedule, segments=(1, 3), in_place=True))
+            in_place = spec.aliases and bool(verify(schedule, segments=(1, 3), in_place=True))
         except ScheduleError:
             in_place = False
+        if len(self._shared) != 1 or len(self._shared[0]) < spec.ranks:
+            for overlapping in {False, in_place}:
+                if schedule.num_steps <= _STEPS_CHECKED and (blocked := blocking_steps(schedule, overlapping)):
+                    raise ScheduleError(schedule, blocked[0], "waits for ever where sends are not buffered, as between hosts")
         return Agreed(choice, in_place)
 
     def _wire(self, schedule: Schedule) -> list[Wiring]:

@@ -69,3 +69,55 @@ class Hazards:
             if out is not None:
                 return (Buf.OUTPUT, out * self.schedule.chunks + chunk)
         return (buf, off)
+
+
+def blocking_steps(schedule: Schedule, in_place: bool) -> list[int]:
+    """Steps that could wait for each other for ever where no send completes before its receive is begun; empty if there are none.
+
+    A schedule's proof lets sends run ahead by ``fifo`` messages. The executor hands sends to the transport and goes on, but a
+    step that overwrites what a send still reads waits for it, and a transport without buffers (MPI above its eager limit,
+    Gloo) completes it only when the peer has posted the receive. This draws who waits for whom under those rules, all
+    messages going over the transport, and looks for a circle. Node ``2 i`` is "step i has posted its receives", ``2 i + 1``
+    "step i is done".
+    """
+    after: list[list[int]] = [[] for _ in range(2 * schedule.num_steps)]
+    hazards = [Hazards(schedule, rank, in_place) for rank in range(schedule.spec.ranks)]
+    senders: dict[tuple[int, int, int], list[int]] = {}
+    takers: dict[tuple[int, int, int], list[int]] = {}
+    for lane in range(schedule.num_lanes):
+        rank, channel = int(schedule.lane_rank[lane]), int(schedule.lane_channel[lane])
+        for i in range(int(schedule.lane_ptr[lane]), int(schedule.lane_ptr[lane + 1])):
+            posted, done = 2 * i, 2 * i + 1
+            after[posted].append(done)
+            if i > schedule.lane_ptr[lane]:
+                after[done - 2].append(posted)
+            operands = range(int(schedule.operand_ptr[i]), int(schedule.operand_ptr[i + 1]))
+            staged = len(operands) > 1 or bool(hazards[rank].overwritten_sends(i))
+            for dep in schedule.deps[schedule.dep_ptr[i] : schedule.dep_ptr[i + 1]].tolist():
+                after[2 * dep + 1].append(done if staged else posted)
+            for target in schedule.targets[schedule.target_ptr[i] : schedule.target_ptr[i + 1]].tolist():
+                senders.setdefault((rank, target, channel), []).append(i)
+            for at in operands:
+                if schedule.operand_buf[at] == Buf.PEER:
+                    takers.setdefault((int(schedule.operand_off[at]), rank, channel), []).append(i)
+    receivers: dict[int, list[int]] = {}
+    for stream, sending in senders.items():
+        for sender, receiver in zip(sending, takers[stream], strict=True):
+            after[2 * sender + 1].append(2 * receiver + 1)
+            receivers.setdefault(sender, []).append(receiver)
+    for i, rank in enumerate(schedule.step_rank.tolist()):
+        for send in hazards[rank].overwritten_sends(i):
+            after[2 * send + 1].append(2 * i + 1)
+            for receiver in receivers.get(send, ()):
+                after[2 * receiver].append(2 * i + 1)
+    waits = np.zeros(len(after), np.int64)
+    for successors in after:
+        for node in successors:
+            waits[node] += 1
+    free = np.flatnonzero(waits == 0).tolist()
+    while free:
+        for node in after[free.pop()]:
+            waits[node] -= 1
+            if not waits[node]:
+                free.append(node)
+    return sorted({int(node) // 2 for node in np.flatnonzero(waits > 0)})

@@ -36,6 +36,11 @@ class Runner:
         self.flags = _NO_FLAGS if waiter is None else waiter.flags
         self.aborted: BaseException | None = None
 
+    def forget(self) -> None:
+        """Lets go of the shared memory; nothing is run any more."""
+        self.waiter = None
+        self.flags = _NO_FLAGS
+
     def run(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Runs ``program`` on the buffers of one call.
 
