@@ -80,7 +80,9 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name)
     selector = Selector(topology, rules, profile if share else profile.without_shared_memory(), config.fallback)
-    logger.info(Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology)
+    logger.info(
+        Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
+    )
     return Communicator(transport, topology, neighbours, config, logger, selector, name, limit)
 
 
