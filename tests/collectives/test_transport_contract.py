@@ -136,13 +136,11 @@ def gloo_ranks() -> Iterator[GlooRanks]:
     assert ranks.end() == [0, 0, 0]
 
 
-@pytest.mark.xdist_group("gloo")
 @pytest.mark.parametrize("check", CHECKS)
 def test_gloo(check: str, gloo_ranks: GlooRanks) -> None:
     gloo_ranks.do(check)
 
 
-@pytest.mark.xdist_group("gloo")
 def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
     ranks = GlooRanks(3)
     ranks.do("order_of_one_tag")
@@ -156,7 +154,6 @@ def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
     assert (statuses[0], statuses[2]) == (0, 0)
 
 
-@pytest.mark.xdist_group("gloo")
 def test_gloo_buffers_short_messages_within_bounds_and_closes_in_time() -> None:
     ranks = GlooRanks(2)
     ranks.do("run_ahead")
