@@ -15,7 +15,7 @@ from topoccl.collectives.calls import Bound, bind, counts_of, expect
 from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType
-from topoccl.collectives.executor.program import Traffic
+from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.hosts import Neighbours, meet
@@ -257,8 +257,11 @@ class Communicator:
         self._closed = True
         self._worker.close(self.timeout)
         self.transport.close()
+        # The shared memory and its descriptor go with the last reference to them, not when the garbage is collected.
         self._runner.forget()
-        del self._planner, self._arena  # which are part of cycles, and hold the shared memory and its descriptor
+        del self._planner, self._arena
+        if self._last is not None:
+            self._last = Plan(self._last.agreed, self._last.segments, _no_program)
 
     # Running
 
@@ -367,6 +370,10 @@ class Communicator:
             if choice.warning:
                 self.logger.warn(Subsystem.TUNING, "%s", choice.warning)
             self.logger.info(Subsystem.TUNING, "%s", format_choice(choice))
+
+
+def _no_program(parity: int) -> Program:
+    raise TopocclError("the group of this plan is closed")
 
 
 def _elements(data: Any) -> int:

@@ -127,9 +127,10 @@ class Planner:
         mine = next((w for w in wirings if self.site.rank in w.local), None) or Wiring(schedule, ())
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place
+        site = self.site  # not self: a cycle would keep the shared memory of closed groups
 
         def make(parity: int) -> Program:
-            return lower(schedule, mine, block_elems, segments, dtype, kernel, self.site, parity, overlapping)
+            return lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping)
 
         plan = self._plans[key] = Plan(agreed, segments, make)
         if len(self._plans) > PLANS:

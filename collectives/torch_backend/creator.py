@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from topoccl.collectives.bootstrap import LaunchInfo, open_transport
+from topoccl.collectives.bootstrap import LaunchInfo, exchange, open_transport
 from topoccl.collectives.config import Config, check_agreement, variable_of
-from topoccl.collectives.errors import ConfigError, MismatchError
+from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
+from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.setup import connect
 from topoccl.collectives.torch_backend.compat import default_timeout
 from topoccl.collectives.torch_backend.process_group import TopocclGroup
@@ -19,6 +20,9 @@ from topoccl.collectives.torch_backend.rendezvous import Meeting, launched_by_mp
 if TYPE_CHECKING:
     from topoccl.collectives.communicator import Communicator
     from topoccl.collectives.transports.base import Transport
+
+
+FAREWELL_SECONDS = 5.0
 
 
 class World(TopocclGroup):
@@ -45,8 +49,25 @@ class World(TopocclGroup):
         self._freed.append(number)
 
     def shutdown(self) -> None:
+        """Leaves together with the others, in bounded time.
+
+        The store may be served by rank 0 and end with it: a rank that was ahead and made its next group there would lose it.
+        """
+        meeting, self._meeting = self._meeting, None
+        if meeting is None:
+            return
+        if self.communicator.broken is None:
+            try:
+                exchange(self.communicator.transport, None, FAREWELL_SECONDS)
+            except TopocclError as error:
+                self.communicator.logger.warn(
+                    Subsystem.INIT,
+                    "destroy_process_group: not all ranks have called it within %g s; going on (%s)",
+                    FAREWELL_SECONDS,
+                    error,
+                )
         super().shutdown()
-        self._meeting = None
+        self.communicator.logger.close()
 
 
 def create(options: Any) -> TopocclGroup:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from topoccl.collectives.errors import ConfigError
@@ -201,36 +202,55 @@ class TopocclGroup(compat.Group):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.GatherOptions, opts, timeout=timeout)
         root, tensor = opts.rootRank, single(inputs)
-        if self.rank() != root:
-            return self._run([], opts, self.communicator.gather, tensor, None, root)
-        parts = self._per_rank("gather", "outputs", single_list(outputs))
-        blocks.same_type("gather", [tensor, *parts])
-        for part in parts:
-            self._expect("gather", part, tensor.numel())
+        parts: list[Tensor] = []
+        if self.rank() == root:
+            parts = self._per_rank("gather", "outputs", single_list(outputs))
+            blocks.same_type("gather", [tensor, *parts])
+            self._expect("gather", tensor, parts[root].numel())
+        counts = blocks.sizes(parts)
 
         def steps(limit: float | None) -> None:
-            together = blocks.adjacent(parts)
-            rows = tensor.detach().new_empty((self.size(), tensor.numel())) if together is None else together
-            self.communicator.gather(tensor, rows, root, timeout=limit)
-            if together is None:
-                blocks.unpack(rows, parts)
+            into = blocks.adjacent(parts) if parts else None
+            flat = tensor.detach().new_empty(sum(counts)) if into is None else into
+            if self._same_sizes(root, counts, limit):
+                self.communicator.gather(tensor, flat, root, timeout=limit)
+            else:
+                self.communicator.all_to_all(*self._to_root(root, tensor, flat, counts), timeout=limit)
+            if into is None:
+                blocks.spread(flat, parts)
 
-        return self._run_all([parts], opts, steps)
+        return self._run_all([parts] if parts else [], opts, steps)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ScatterOptions, opts, timeout=timeout)
         root, output = opts.rootRank, single(outputs)
-        if self.rank() != root:
-            return self._run([output], opts, self.communicator.scatter, None, output, root)
-        parts = self._per_rank("scatter", "inputs", single_list(inputs))
-        blocks.same_type("scatter", [output, *parts])
-        for part in parts:
-            self._expect("scatter", part, output.numel())
+        parts: list[Tensor] = []
+        if self.rank() == root:
+            parts = self._per_rank("scatter", "inputs", single_list(inputs))
+            blocks.same_type("scatter", [output, *parts])
+            self._expect("scatter", output, parts[root].numel())
+        counts = blocks.sizes(parts)
 
         def steps(limit: float | None) -> None:
-            self.communicator.scatter(blocks.packed(parts), output, root, timeout=limit)
+            flat = blocks.packed(parts) if parts else output.detach().new_empty(0)
+            if self._same_sizes(root, counts, limit):
+                self.communicator.scatter(flat, output, root, timeout=limit)
+                return
+            dst, src, receiving, sending = self._to_root(root, output, flat, counts)
+            self.communicator.all_to_all(src, dst, sending, receiving, timeout=limit)
 
         return self._run_all([output], opts, steps)
+
+    def _same_sizes(self, root: int, counts: list[int], limit: float | None) -> bool:
+        """Whether the tensors of ``root``'s list are equally large; only ``root`` knows."""
+        word = np.array([len(set(counts)) == 1], np.int8)
+        self.communicator.broadcast(word, root, timeout=limit)
+        return bool(word[0])
+
+    def _to_root(self, root: int, mine: Tensor, all_of_root: Tensor, counts: list[int]) -> tuple[Tensor, Tensor, list[int], list[int]]:
+        """The arguments of an all_to_all in which every rank sends only to ``root``."""
+        sending = [mine.numel() if rank == root else 0 for rank in range(self.size())]
+        return mine, all_of_root, sending, counts or [0] * self.size()
 
     # All to all
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from topoccl.collectives.bootstrap import KINDS, LaunchInfo, launch_environment, store_over_mpi
 from topoccl.collectives.config import Config
-from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TopocclError
+from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TopocclError, TransportError
 from topoccl.collectives.torch_backend.compat import default_timeout
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Meeting:
 
         Raises:
             CollectiveTimeout: it did not come in time.
+            TransportError: the store has gone.
             TopocclError: what it told is an error; its kind is kept.
         """
         left = max(self._end - time.monotonic(), 0.001)
@@ -96,6 +97,8 @@ class Meeting:
             self.store.wait([key], timedelta(seconds=left))
             told = json.loads(self.store.get(key))
         except RuntimeError as error:
+            if time.monotonic() < self._end:
+                raise TransportError(f"the store of the group was closed while rank {teller} was waited for: {error}") from error
             raise CollectiveTimeout(f"rank {teller} did not come to its group of {self.size} ranks within {self.timeout:g} s") from error
         if "kind" in told:
             named = told["text"] if told["text"].startswith("rank ") else f"rank {teller}: {told['text']}"
