@@ -37,7 +37,8 @@ def all_right(result: subprocess.CompletedProcess[str]) -> list[list[str]]:
     return rows_of(result.stdout)
 
 
-def test_script_under_mpirun(mpirun: MpiRun, tmp_path: Path) -> None:
+def test_script_under_mpirun(mpirun: MpiRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = tmp_path / "out.json"
     result = mpirun(3, sys.executable, SCRIPT, *QUICK, "-J", str(path))
     rows = all_right(result)
