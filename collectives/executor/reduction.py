@@ -69,9 +69,9 @@ def fold_kernel(op: str, dtype: DType) -> Fold:
         ufunc = _UFUNCS[op]
 
     def fold(dst: Array, operands: Sequence[Array]) -> None:
-        ufunc(operands[0], operands[1], dst)
+        ufunc(operands[0], operands[1], out=dst)
         for operand in operands[2:]:
-            ufunc(dst, operand, dst)
+            ufunc(dst, operand, out=dst)
 
     return fold
 
@@ -108,10 +108,10 @@ def divide(data: Array, dtype: DType, ranks: int) -> None:
         view = torch.from_numpy(data).view(dtype.torch)
         view.copy_(view.to(torch.complex64 if dtype.is_complex else torch.float32) / ranks)
     elif dtype.is_floating or dtype.is_complex:
-        np.divide(data, ranks, data)
+        np.divide(data, ranks, out=data)
     else:
         negative = data < 0
-        np.floor_divide(data + np.where(negative, ranks - 1, 0).astype(data.dtype), ranks, data)
+        np.floor_divide(data + np.where(negative, ranks - 1, 0).astype(data.dtype), ranks, out=data)
 
 
 def scaled(data: Array, dtype: DType, factor: float) -> Array:
