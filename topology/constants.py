@@ -53,6 +53,12 @@ def pcie(lane: int | None, width: int) -> float:
     return (width or PCIE_LANES) * (PCIE_GEN3 if lane is None else lane) / 80 * 1e9
 
 
+def is_old_pcie(rate: float) -> bool:
+    """Whether ``rate`` bytes/s, as hwloc has it, is that of a link of generation 1 or 2 (2 or 4 Gbit/s of payload per lane, 8b/10b)."""
+    lanes = rate / 0.25e9
+    return 1 <= lanes <= 64 and abs(lanes - round(lanes)) < 1e-3 and round(lanes).bit_count() == 1
+
+
 def nvlink(sm: int | None) -> float:
     """One NVLink of a GPU of compute capability ``sm`` (80 for 8.0)."""
     return next((rate for least, rate in _NVLINK if sm is not None and sm >= least), _NVLINK_UNKNOWN)

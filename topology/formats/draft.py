@@ -45,6 +45,12 @@ class Draft(Fabric):
         """What shares one device (ports of a NIC): no hop of its own."""
         self.link(device, part, rate, 0.0, "port")
 
+    def describe(self, vertex: str, attrs: Mapping[str, Any]) -> None:
+        """More attributes for a vertex that is there already."""
+        index = next(index for index, known in enumerate(self.vertices) if known.id == vertex)
+        old = self.vertices[index]
+        self.vertices[index] = Vertex(old.id, old.kind, old.host, {**old.attrs, **attrs})
+
     def note(self, host: str, text: str) -> None:
         """A sentence about what is missing or assumed, once."""
         self.notes.setdefault(host, {})[text] = None
@@ -55,12 +61,11 @@ class Draft(Fabric):
         Raises:
             TopologyError: too many slots, or what :class:`Topology` refuses; begins with the source.
         """
-        for index, vertex in enumerate(self.vertices):
-            if vertex.id in self.notes:
-                notes = list(self.notes[vertex.id])
-                if len(notes) > _MOST_NOTES:
-                    notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
-                self.vertices[index] = Vertex(vertex.id, vertex.kind, vertex.host, {**vertex.attrs, "notes": notes})
+        for host, texts in self.notes.items():
+            notes = list(texts)
+            if len(notes) > _MOST_NOTES:
+                notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
+            self.describe(host, {"notes": notes})
         count = sum(vertex.kind is VertexKind.SLOT for vertex in self.vertices)
         if count > MAX_SLOTS:
             raise TopologyError(f"{self.source}: {count} places for ranks; at most {MAX_SLOTS} are read")
