@@ -72,6 +72,12 @@ class Cursor:
                 raise TopologyError(f"{self.where}: key {key!r} is missing")
         return {key: Cursor(self.source, _join(self.path, key), node) for key, node in value.items()}
 
+    def entries(self, expected: str = "a mapping") -> dict[str, Cursor]:
+        """A mapping with whatever keys (formats of others)."""
+        if not isinstance(self.node.value, dict):
+            self.fail(expected)
+        return {key: Cursor(self.source, _join(self.path, key), node) for key, node in self.node.value.items()}
+
     @property
     def is_mapping(self) -> bool:
         return isinstance(self.node.value, dict)
