@@ -91,7 +91,7 @@ IDEAL = Profile("ideal")
 # Typical of two cores of a small x86 server: one message through shared memory costs Python one or two microseconds on each side,
 # one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
-_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=8 << 20)
+_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=1 << 20)
 _PROFILES = {
     "mpi": Profile(
         "mpi",
