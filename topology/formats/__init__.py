@@ -6,13 +6,41 @@ To add one: a module with a ``FORMAT`` and a line in :data:`FORMATS`; the tests 
 from __future__ import annotations
 
 from topoccl.topology.document import MAX_BYTES
-from topoccl.topology.formats import hwloc_xml, nccl_xml, own
+from topoccl.topology.formats import (
+    astra_sim,
+    hccl,
+    htsim,
+    hwloc_xml,
+    ibnetdiscover,
+    nccl_xml,
+    netq,
+    own,
+    refused,
+    slurm,
+    taccl,
+    topograph,
+)
 from topoccl.topology.formats.base import Format
 from topoccl.topology.graph import Topology, TopologyError
 
 __all__ = ["FORMATS", "Format", "parse", "recognise"]
 
-FORMATS: tuple[Format, ...] = (nccl_xml.FORMAT, hwloc_xml.FORMAT, own.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    nccl_xml.FORMAT,
+    hwloc_xml.FORMAT,
+    hccl.FORMAT,
+    slurm.CONF,
+    slurm.YAML,
+    ibnetdiscover.FORMAT,
+    topograph.FORMAT,
+    netq.FORMAT,
+    taccl.FORMAT,
+    astra_sim.ANALYTICAL,
+    astra_sim.NS3,
+    htsim.FORMAT,
+    own.FORMAT,
+    *refused.FORMATS,
+)
 
 
 def recognise(text: str, source: str = "topology") -> Format:
