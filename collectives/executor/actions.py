@@ -7,6 +7,7 @@ anew at each call since the caller's storage is never kept, or a ready view of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def aligned_pieces(values: Sequence[Sequence[Ref]]) -> list[list[Ref]]:
         at = 0
         for ref in value:
             end = at + length(ref)
-            column.extend(_cut(ref, lo - at, hi - at) for lo, hi in zip(order, order[1:], strict=False) if at <= lo and hi <= end)
+            column.extend(_cut(ref, lo - at, hi - at) for lo, hi in pairwise(order) if at <= lo and hi <= end)
             at = end
         columns.append(column)
     return [list(row) for row in zip(*columns, strict=True)]
