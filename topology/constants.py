@@ -14,7 +14,8 @@ LOCAL = 5000e9
 
 NVLINK_LATENCY = 0.35e-6
 """Between an accelerator and an NVSwitch; twice that between two accelerators that are wired to each other."""
-C2C_LATENCY = 0.5e-6
+C2C_LATENCY = 0.4e-6
+"""Between an accelerator and its processor: less than over PCIe, but past it no better than over an NVSwitch."""
 
 PCIE_LANES = 16
 """Where a width is 0 or not said."""

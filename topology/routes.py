@@ -76,7 +76,7 @@ class Routes:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        ids = {vertex: number for number, vertex in enumerate(topology.vertices)}
+        ids = self._ids = {vertex: number for number, vertex in enumerate(topology.vertices)}
         self._slots = [ids[slot] for slot in topology.slots]
         self._is_slot = [vertex.kind is VertexKind.SLOT for vertex in topology.vertices.values()]
         self._host = [_OUTSIDE if v.host is None else ids[v.host] for v in topology.vertices.values()]
@@ -122,6 +122,19 @@ class Routes:
                 self._paths.clear()
             self._paths[key] = found
         return found
+
+    def between(self, src: str, dst: str) -> tuple[int, ...] | None:
+        """Links from one vertex to another (a slot to a NIC), inside their host if they share one; None if there is no way.
+
+        Past other slots only if there is no other way, as between ranks.
+        """
+        a, b = self._ids[src], self._ids[dst]
+        for scope in (self._host[a], _ANY) if self._host[a] == self._host[b] else (_ANY,):
+            for relay in (False, True):
+                tree = self._tree(a, scope, relay)
+                if b in tree.keys:
+                    return self._walk(tree, a, b, 0)
+        return None
 
     def rails(self, src: int, dst: int) -> int:
         """How many links out of ``src``'s host lead to rank ``dst`` in another host without passing a third one; at least 1."""

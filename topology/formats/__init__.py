@@ -12,6 +12,7 @@ from topoccl.topology.formats import (
     htsim,
     hwloc_xml,
     ibnetdiscover,
+    nccl_graph,
     nccl_xml,
     netq,
     own,
@@ -27,6 +28,7 @@ __all__ = ["FORMATS", "Format", "parse", "recognise"]
 
 FORMATS: tuple[Format, ...] = (
     nccl_xml.FORMAT,
+    nccl_graph.FORMAT,
     hwloc_xml.FORMAT,
     hccl.FORMAT,
     slurm.CONF,

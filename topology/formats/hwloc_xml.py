@@ -259,30 +259,31 @@ class _Reader:
     # Matrices
 
     def direct(self, table: Matrix) -> None:
-        """Links between devices. Switches (devices that are neither accelerators nor processors) with the same neighbours are one."""
+        """Links between devices. Switches (devices that are neither accelerators nor processors) are one vertex, as in NCCL.
+
+        A matrix tells of links from accelerators to switches, but not of those between switches (DGX-2: two boards of six).
+        """
         kind = _DIRECT.get(table.name)
         if kind is None or not table.kind & BANDWIDTH:
             return
         ends = [None if table.by_os else self.by_gp.get(object_) for object_ in table.objects]
-        slots, groups = set(self.slots), dict[tuple[int, ...], str]()
-        name = "nvswitch" if kind == "nvlink" else "switch"
-        for index, (what, _) in enumerate(table.objects):
-            if ends[index] is None and what == "PCIDev":
-                near = tuple(other for other, rate in enumerate(table.values[index]) if rate and ends[other] in slots)
-                if near and near not in groups:
-                    groups[near] = self.draft.put(self.host, f"{name}{len(groups)}", VertexKind.SWITCH)
-                ends[index] = groups.get(near)
+        switches = [index for index, (what, _) in enumerate(table.objects) if ends[index] is None and what == "PCIDev"]
+        if switches:
+            hub = self.draft.put(
+                self.host, "nvswitch" if kind == "nvlink" else f"{kind}switch", VertexKind.SWITCH, {"chips": len(switches)}
+            )
+            for index in switches:
+                ends[index] = hub
         rates: dict[tuple[str, str], float] = {}
         for a, row in zip(ends, table.values, strict=True):
             for b, megabytes in zip(ends, row, strict=True):
                 if a is not None and b is not None and a != b and megabytes:
                     rates[a, b] = rates.get((a, b), 0.0) + megabytes * 1e6
-        done: set[tuple[str, str]] = set()
-        switches = set(groups.values())
+        done, slots = set[tuple[str, str]](), set(self.slots)
         for (a, b), rate in rates.items():
             if (b, a) not in done:
                 done.add((a, b))
-                latency = constants.NVLINK_LATENCY * (1 if {a, b} & switches else 2)
+                latency = constants.NVLINK_LATENCY * (2 if a in slots and b in slots else 1)
                 self.draft.link(a, b, rate, latency, kind, back=rates.get((b, a)))
         lost = sum(end is None for end in ends)
         if lost:
