@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from topoccl.topology import TopologyError
 from topoccl.topology.discovery import HostFacts, NicFacts, NumaFacts, assemble, discover_host, usual_interface
-from topoccl.topology.discovery.host import parse_cpu_list
+from topoccl.topology.discovery.sysfs import cpu_list
 from topoccl.topology.dump import dump
 from topoccl.topology.files import loads
 from topoccl.topology.routes import Routes
@@ -42,7 +42,7 @@ def test_the_usual_filter() -> None:
     [("0-3,8,10-11\n", (0, 1, 2, 3, 8, 10, 11)), ("5", (5,)), ("", ()), ("x,1-2,3-", (1, 2)), ("3-1", ()), ("0-9999999", ())],
 )
 def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
-    assert parse_cpu_list(text) == cpus
+    assert cpu_list(text) == cpus
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -6,12 +6,15 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from topoccl.topology import fabric as fb
 from topoccl.topology.discovery.facts import HostFacts, NicFacts
+from topoccl.topology.discovery.pcie import Device, plug
 from topoccl.topology.fabric import Fabric
-from topoccl.topology.graph import Topology, TopologyError
+from topoccl.topology.graph import Topology, TopologyError, VertexKind
 
+_ASSUMED = {"source": "default"}
 _UNSEEN = NicFacts(name="net", speed=None, up=True, physical=False, numa=None, addresses=())
 """Stands for whatever carries the traffic of a host where no usable NIC was seen."""
 
@@ -20,8 +23,9 @@ def assemble(facts: Sequence[HostFacts], host_ids: Sequence[str], name: str = "d
     """One topology of all ranks: rank ``r`` saw ``facts[r]`` and is on the host ``host_ids[r]``.
 
     Hosts are named by their host names (``#2`` and so on tells equal names apart). NUMA nodes appear where a host has several, and a
-    slot hangs on the node that its rank is bound to. NICs of a rank's host are joined by one switch per subnet if each of the subnets
-    reaches every host (rails), else by one switch. What discovery could not find out has ``source: default`` in its attributes.
+    slot hangs on the node that its rank is bound to. NICs hang on PCIe, with bridges where they share them. The NICs of different
+    hosts are joined by one switch per subnet if each of the subnets reaches every host (rails), else by one switch. What discovery
+    could not find out has ``source: default`` in its attributes.
 
     Raises:
         TopologyError: no facts, or not as many host ids as facts.
@@ -60,18 +64,34 @@ def _host(fabric: Fabric, host: str, facts: list[HostFacts], ranks: list[int], s
     used = [node for node in first.numa if set(node.cpus) & cores]
     if len(used) > 1:
         for node in used:
-            hubs[node.id] = fabric.numa(host, f"numa{node.id}", attrs={"cores": len(set(node.cpus) & cores)})
+            known = {"cores": len(set(node.cpus) & cores)}
+            hubs[node.id] = fabric.add(f"{host}.numa{node.id}", VertexKind.NUMA, host, known)
+            fabric.link(hubs[node.id], host, fb.NUMA_BANDWIDTH, fb.NUMA_LATENCY, "numa", attrs=_ASSUMED)
     for rank, one in zip(ranks, facts, strict=True):
         near = [node.id for node in used if set(node.cpus) & set(one.affinity)]
-        slots[rank] = fabric.slot(host, hub=hubs.get(near[0]) if len(near) == 1 else None)
-    ports = []
+        slots[rank] = fabric.bare_slot(host)
+        hub = hubs.get(near[0], host) if len(near) == 1 else host
+        fabric.link(slots[rank], hub, fb.MEMORY_BANDWIDTH, fb.MEMORY_LATENCY, "shm", attrs=_ASSUMED)
+    ports, devices = [], []
     for nic in first.usable_nics or (_UNSEEN,):
-        hub = hubs.get(nic.numa) if nic.numa is not None else None
-        name = f"nic-{nic.name}" if re.fullmatch(r"(s|numa)\d+", nic.name) else nic.name  # the ids of slots and NUMA nodes
-        rate = nic.speed or fb.NET_BANDWIDTH
-        port = fabric.nic(host, name, rate, hub=hub, attrs={"rate": rate, "source": "sysfs" if nic.speed else "default"})
+        port = fabric.add(f"{host}.{nic_name(nic)}", VertexKind.NIC, host, nic_attrs(nic))
+        hub = hubs.get(nic.numa, host) if nic.numa is not None else host
+        devices.append(Device(port, nic.pci, hub, fb.pcie_for(nic.speed or fb.NET_BANDWIDTH)))
         ports.append((port, nic))
+    plug(fabric, host, devices)
     return ports
+
+
+def nic_name(nic: NicFacts) -> str:
+    """A NIC's name in ids: its own, unless slots, NUMA nodes or bridges have such names."""
+    return f"nic-{nic.name}" if re.fullmatch(r"(s|gpu|numa)\d+|pci-.*", nic.name) else nic.name
+
+
+def nic_attrs(nic: NicFacts) -> dict[str, Any]:
+    """What is known of a NIC: its rate and where that is from, its PCI address, its RDMA port."""
+    bus = {"busid": nic.pci[0].address} if nic.pci else {}
+    known = {"rate": nic.speed or fb.NET_BANDWIDTH, "source": "sysfs" if nic.speed else "default"}
+    return known | bus | ({"rdma": nic.rdma} if nic.rdma else {})
 
 
 def _network(fabric: Fabric, ports: dict[str, list[tuple[str, NicFacts]]], taken: set[str]) -> None:

@@ -7,10 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NumaFacts:
-    """One NUMA node: its number and its CPUs (those this process may not use included)."""
+    """One NUMA node: its number, its CPUs (those this process may not use included), and how far it is from each node in order of
+    their numbers (the firmware's figures, 10 for itself; empty where unknown)."""
 
     id: int
     cpus: tuple[int, ...]
+    distances: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PciHop:
+    """A device or bridge on the way from a PCI device up to the processor, with the link above it.
+
+    Attributes:
+        address: such as ``0000:3b:00.0``.
+        rate: bytes/s per direction that the link is trained to, by NCCL's figures; None where unknown.
+        best: what both of its ends could do.
+        false_gen1: a bridge that claims generation 1 or 2 although what is below it is faster, as the inner ports of switches often
+            do: not believed.
+    """
+
+    address: str
+    rate: float | None = None
+    best: float | None = None
+    false_gen1: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +44,8 @@ class NicFacts:
         physical: backed by a device, or a bond of such; false for bridges, tunnels, veth.
         numa: the NUMA node it hangs on, None where unknown.
         addresses: such as ``10.0.0.1/24`` or ``fd00::1/64``, without loopback and link-local ones.
+        pci: the way up to the processor, the device first; empty where it is none of PCI.
+        rdma: RDMA device and port such as ``mlx5_0:1``, empty where it has none.
     """
 
     name: str
@@ -32,6 +54,8 @@ class NicFacts:
     physical: bool
     numa: int | None
     addresses: tuple[str, ...]
+    pci: tuple[PciHop, ...] = ()
+    rdma: str = ""
 
     @property
     def families(self) -> frozenset[str]:

@@ -11,7 +11,9 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from topoccl.topology.discovery.facts import HostFacts, NicFacts, NumaFacts
+from topoccl.topology.discovery import pci, rdma, sysfs
+from topoccl.topology.discovery.facts import HostFacts, NicFacts, PciHop
+from topoccl.topology.discovery.processors import read_numa
 
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
@@ -33,37 +35,16 @@ def discover_host(interfaces: Callable[[str], bool] = usual_interface, root: Pat
     shm_size, shm_free = _shm(root / "dev/shm")
     return HostFacts(
         hostname=socket.gethostname(),
-        boot_id=_read(root / "proc/sys/kernel/random/boot_id"),
+        boot_id=sysfs.read(root / "proc/sys/kernel/random/boot_id"),
         network_namespace=_inode(root / "proc/self/ns/net"),
         affinity=affinity,
         cpu_quota=_cpu_quota(root),
         packages=_packages(root / "sys/devices/system/cpu", affinity),
-        numa=_numa(root / "sys/devices/system/node"),
+        numa=read_numa(root),
         nics=tuple(_nics(interfaces, root)),
         shm_size=shm_size,
         shm_free=shm_free,
     )
-
-
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """The kernel's list format: ``0-3,8,10-11``. Malformed parts are skipped."""
-    cpus: set[int] = set()
-    for part in text.replace("\n", "").split(","):
-        if match := re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part):
-            cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(cpus))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path)
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 def _inode(path: Path) -> int:
@@ -84,23 +65,14 @@ def _shm(path: Path) -> tuple[int | None, int | None]:
 def _packages(cpus: Path, affinity: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     packages: dict[int, list[int]] = {}
     for cpu in affinity:
-        packages.setdefault(_number(cpus / f"cpu{cpu}/topology/physical_package_id") or 0, []).append(cpu)
+        packages.setdefault(sysfs.number(cpus / f"cpu{cpu}/topology/physical_package_id") or 0, []).append(cpu)
     return tuple(tuple(members) for _, members in sorted(packages.items()))
-
-
-def _numa(nodes: Path) -> tuple[NumaFacts, ...]:
-    """Nodes with CPUs; numbers need not be contiguous, and nodes of memory alone are left out."""
-    found = []
-    for node in parse_cpu_list(_read(nodes / "online")):
-        if cpus := parse_cpu_list(_read(nodes / f"node{node}/cpulist")):
-            found.append(NumaFacts(node, cpus))
-    return tuple(found)
 
 
 def _cpu_quota(root: Path) -> float | None:
     """The tightest limit of the process's cgroup and those above it, both cgroup versions."""
     limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in sysfs.read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
@@ -108,7 +80,7 @@ def _cpu_quota(root: Path) -> float | None:
         top = root / "sys/fs/cgroup" / ("" if not controllers else "cpu")
         for path in _upwards(top, group):
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            figures = " ".join(_read(path / file) for file in files)
+            figures = " ".join(sysfs.read(path / file) for file in files)
             if (match := re.fullmatch(r"(\d{1,18}) ([1-9]\d{0,17})", figures)) is not None:
                 limits.append(int(match[1]) / int(match[2]))
     return min(limits, default=None)
@@ -123,6 +95,8 @@ def _upwards(top: Path, group: str) -> Iterator[Path]:
 def _nics(wanted: Callable[[str], bool], root: Path) -> Iterator[NicFacts]:
     """Interfaces by socket calls, which see this process's network namespace. /sys may show another: the index must agree."""
     inet6 = _inet6(root)
+    ports = {port.interface: port for port in rdma.read_ports(root) if port.interface}
+    known: dict[str, pci.PciDevice] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for index, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1]):
             flags = _ioctl(probe, _SIOCGIFFLAGS, name)
@@ -130,17 +104,30 @@ def _nics(wanted: Callable[[str], bool], root: Path) -> Iterator[NicFacts]:
             if not wanted(name) or bits & _IFF_LOOPBACK:
                 continue
             sys = root / "sys/class/net" / name
-            shown = _number(sys / "ifindex") == index
-            megabits = _number(sys / "speed") if shown else None
-            numa = _number(sys / "device/numa_node") if shown else None
+            shown = sysfs.number(sys / "ifindex") == index
+            megabits = sysfs.number(sys / "speed") if shown else None
+            numa = sysfs.number(sys / "device/numa_node") if shown else None
+            port = ports.get(name) if shown else None
+            speed = megabits * 1e6 / 8 if megabits is not None and megabits > 0 else None
             yield NicFacts(
                 name=name,
-                speed=megabits * 1e6 / 8 if megabits is not None and megabits > 0 else None,
+                speed=speed or (port.rate if port is not None else None),
                 up=bool(bits & _IFF_UP and bits & _IFF_RUNNING),
                 physical=shown and ((sys / "device").exists() or (sys / "bonding").exists()),
                 numa=numa if numa is not None and numa >= 0 else None,
                 addresses=(*_inet(probe, name), *inet6.get(name, ())),
+                pci=_way_up(root, sys / "device", known) if shown else (),
+                rdma=port.name if port is not None else "",
             )
+
+
+def _way_up(root: Path, folder: Path, known: dict[str, pci.PciDevice]) -> tuple[PciHop, ...]:
+    way = []
+    for address in pci.chain(folder):
+        if address not in known:
+            known[address] = pci.read_device(root, address)
+        way.append(known[address])
+    return pci.hops(way)
 
 
 def _ioctl(probe: socket.socket, request: int, name: str) -> bytes:
@@ -160,7 +147,7 @@ def _inet(probe: socket.socket, name: str) -> tuple[str, ...]:
 
 def _inet6(root: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in _read(root / "proc/self/net/if_inet6").splitlines():
+    for line in sysfs.read(root / "proc/self/net/if_inet6").splitlines():
         fields = line.split()
         if len(fields) == 6 and re.fullmatch("[0-9a-f]{32}", fields[0]) and re.fullmatch("[0-9a-f]{2}", fields[2]):
             ip = ipaddress.IPv6Address(bytes.fromhex(fields[0]))
