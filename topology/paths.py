@@ -41,6 +41,7 @@ def classify(topology: Topology, path: Sequence[int]) -> PathClass:
     """The class of a path, given as indices into ``topology.links`` in order; LOC for an empty one."""
     worst, relays, c2c = PathClass.LOC, 0, False
     kinds = [topology.vertices[topology.links[link].dst].kind for link in path]
+    ends = (topology.vertices[topology.links[path[0]].src].kind, kinds[-1]) if path else ()
     for position, index in enumerate(path):
         link = topology.links[index]
         worst = max(worst, _class_of(topology, link))
@@ -48,7 +49,7 @@ def classify(topology: Topology, path: Sequence[int]) -> PathClass:
         relays += position < len(path) - 1 and kinds[position] is VertexKind.SLOT
     if worst is PathClass.PHB and c2c:
         return PathClass.P2C
-    if relays and kinds[-1] is VertexKind.NIC and worst < PathClass.PXN:
+    if relays and VertexKind.NIC in ends and worst < PathClass.PXN:
         return PathClass.PXN
     return PathClass.NVB if relays and worst is PathClass.NVL else worst
 

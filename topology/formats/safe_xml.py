@@ -23,7 +23,9 @@ MAX_ATTRIBUTES = 64
 MAX_TAG = 1 << 20
 """Bytes of one tag, comment or other markup."""
 _STEP = 1 << 16
-_NAME = re.compile(r"<([A-Za-z_][\w.-]*)")
+_NAME = re.compile(r"<(?:!DOCTYPE\s+)?([A-Za-z_][\w.-]{0,63})")
+_BLANKS = re.compile(r"[\ufeff \t\r\n]*")
+_DOCTYPE = re.compile(r"<!DOCTYPE[^\[>]{0,1000}>")
 _NAMED = ("busid", "numaid", "name", "type", "id", "dev", "target", "gp_index")
 """Attributes that tell elements of one tag apart, for messages."""
 
@@ -96,7 +98,7 @@ class Element:
 
 
 def root_name(text: str) -> str | None:
-    """The tag of the first element, found without parsing; None if this does not look like XML."""
+    """The tag of the first element (or what a document type with declarations calls it), without parsing; None if this is no XML."""
     name = _NAME.match(text, _skip(text)[0])
     return name[1] if name else None
 
@@ -180,23 +182,24 @@ class _Parser:
 
 
 def _skip(text: str) -> tuple[int, int | None]:
-    """Where the first element may begin, after blanks, comments, instructions and a document type; and where the XML declaration is."""
+    """The place after blanks, comments, instructions and a plain document type; and where the XML declaration is."""
     at, declaration = 0, None
     while True:
-        at += len(text[at : at + 4096]) - len(text[at : at + 4096].lstrip("\ufeff \t\r\n"))
-        if at < len(text) and text[at] in " \t\r\n":
+        blanks = _BLANKS.match(text, at)
+        at = blanks.end() if blanks else at
+        plain = _DOCTYPE.match(text, at)
+        if plain:
+            at = plain.end()
             continue
-        for opening, closing in (("<!--", "-->"), ("<?", "?>"), ("<!", ">"), ("]", ">")):
-            if text.startswith(opening, at):
-                if declaration is None and re.compile(r"<\?xml\s").match(text, at):
-                    declaration = at
-                end = text.find(closing, at + len(opening))
-                if end < 0:
-                    return len(text), declaration
-                at = end + len(closing)
-                break
-        else:
+        closing = "-->" if text.startswith("<!--", at) else "?>" if text.startswith("<?", at) else None
+        if closing is None:
             return at, declaration
+        if declaration is None and re.match(r"<\?xml\s", text[at : at + 6]):
+            declaration = at
+        end = text.find(closing, at + 2)
+        if end < 0:
+            return len(text), declaration
+        at = end + len(closing)
 
 
 def _cut(text: str) -> str:
