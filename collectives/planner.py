@@ -124,7 +124,7 @@ class Planner:
         for wiring in wirings:
             area = area_bytes(len(wiring.local))
             segments = least_segments(schedule, wiring, block_elems, dtype.itemsize, area, segments)
-        mine = next((w for w in wirings if self.site.rank in w.local), None) or Wiring(schedule, ())
+        mine = next(w for w in wirings if self.site.rank in w.local or not w.local)
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place
         site = self.site  # not self: a cycle would keep the shared memory of closed groups
@@ -172,7 +172,7 @@ class Planner:
     def _wire(self, schedule: Schedule) -> list[Wiring]:
         found = self._wirings.get(schedule.digest)
         if found is None:
-            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks) for ranks in self._shared]
+            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks) for ranks in (*self._shared, ())]
         return found
 
     def _kernel(self, op: str | None, dtype: DType) -> Fold:

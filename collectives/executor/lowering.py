@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from topoccl.algorithms.schedule import Buf, Schedule
-from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.actions import Ref, aligned_pieces, copy_act, fold_act, length, sequence
 from topoccl.collectives.executor.arena import LINES, Arena
@@ -244,7 +241,7 @@ class Lowering:
         length_of = [len(self._steps(lane)) for lane in lanes]
         items: list[list[Item]] = [[] for _ in lanes]
         if self._networked(lanes):
-            self.hazards = Hazards(schedule, rank, self.in_place)
+            self.hazards = self.wiring.hazards(rank, self.in_place)
         for segment in range(self.geometry.segments):
             for at, lane in enumerate(lanes):
                 items[at].extend(self._item(step, lane, segment) for step in self._steps(lane))
@@ -273,10 +270,8 @@ class Lowering:
     def _flatten(self, items: list[list[Item]], position: dict[int, tuple[int, int]], length_of: list[int]) -> list[Item]:
         if len(items) == 1:
             return items[0]
-        segments, steps = happens_before_order(self.schedule, self.geometry.segments)
-        mine = np.flatnonzero(self.schedule.step_rank[steps] == self.site.rank)
         flat = []
-        for segment, step in zip(segments[mine].tolist(), steps[mine].tolist(), strict=True):
+        for segment, step in self.wiring.sequence(self.site.rank, self.geometry.segments):
             lane, index = position[step]
             flat.append(items[lane][segment * length_of[lane] + index])
         return flat

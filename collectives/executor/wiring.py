@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.executor.geometry import Geometry
+from topoccl.collectives.executor.hazards import Hazards
 
 _LINE = 64
 
@@ -27,11 +31,14 @@ class Ring:
 
 
 class Wiring:
-    """The rings of a schedule among the ranks ``local`` that share memory; independent of sizes."""
+    """What lowering needs of a schedule that does not depend on sizes: its rings among the ranks ``local`` that share memory, and
+    orders of its steps."""
 
     def __init__(self, schedule: Schedule, local: Sequence[int]) -> None:
         self.schedule = schedule
         self.local = frozenset(local)
+        self._sequences: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._hazards: dict[tuple[int, bool], Hazards] = {}
         self.rings: dict[int, list[Ring]] = {rank: [] for rank in local}
         self.lines: dict[int, int] = dict.fromkeys(local, 0)
         self._sent: dict[int, tuple[Ring, int]] = {}
@@ -66,6 +73,23 @@ class Wiring:
                             at = taken.get((peer, channel), 0)
                             taken[peer, channel] = at + 1
                             self._received[index, peer] = streams[peer, rank, channel][at]
+
+    def sequence(self, rank: int, segments: int) -> list[tuple[int, int]]:
+        """(segment, step) of all of a rank's steps, in an order in which every rank can run its own one after the other."""
+        found = self._sequences.get((rank, segments))
+        if found is None:
+            order, steps = happens_before_order(self.schedule, segments)
+            mine = np.flatnonzero(self.schedule.step_rank[steps] == rank)
+            found = list(zip(order[mine].tolist(), steps[mine].tolist(), strict=True))
+            self._sequences[rank, segments] = found
+        return found
+
+    def hazards(self, rank: int, in_place: bool) -> Hazards:
+        """Which of a rank's steps overwrite what its earlier sends still read."""
+        found = self._hazards.get((rank, in_place))
+        if found is None:
+            found = self._hazards[rank, in_place] = Hazards(self.schedule, rank, in_place)
+        return found
 
     def _local_targets(self, step: int) -> tuple[int, ...]:
         ptr = self.schedule.target_ptr
