@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from topoccl.algorithms.calibration import default_profile
@@ -14,7 +16,7 @@ from topoccl.collectives.bootstrap import choose_transport, exchange_or_raise, l
 from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement
 from topoccl.collectives.executor.arena import supported
-from topoccl.collectives.hosts import meet, seat
+from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
@@ -56,41 +58,73 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     """
     logger = config.logger(transport.rank)
     limit = config.timeout if timeout is None else timeout
-    share = config.shm
-    if share and (reason := supported()):
+    seen = survey(transport, config, limit)
+    if config.shm and (reason := supported()):
         logger.warn_once("shm", Subsystem.SHM, "shared memory is not used: %s", reason)
-        share = False
-    mine: Any
-    try:
-        facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
-        described = load(config.topo_file) if config.topo_file else None
-        config.algo_rules(known_names())
-        mine = (config.agreement(), facts, config.hostid or facts.host_id, described, share)
-    except Exception as error:  # told to all ranks
-        mine = error
-    told = exchange_or_raise(transport, mine, limit)
-    check_agreement([agreement for agreement, *_ in told])
-    share = all(row[4] for row in told)
-    everyone = [facts for _, facts, *_ in told]
-    cpus = [frozenset(facts.affinity) for facts in everyone]
-    neighbours = meet(transport, [claim for _, _, claim, _, _ in told], cpus, limit, share=share)
-    topology = _fabric(everyone, neighbours.hosts, told[0][3])
+    neighbours, topology = seen.neighbours, seen.topology
     if config.topo_dump_file and transport.rank == 0:
         _write(config.topo_dump_file, dump(topology))
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name)
-    selector = Selector(topology, rules, profile if share else profile.without_shared_memory(), config.fallback)
+    selector = Selector(topology, rules, profile if seen.share else profile.without_shared_memory(), config.fallback)
     logger.info(
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )
     return Communicator(transport, topology, neighbours, config, logger, selector, name, limit)
 
 
-def _fabric(facts: list[HostFacts], hosts: tuple[str, ...], described: Topology | None) -> Topology:
-    """What ranks plan with: the described fabric with ranks put on their hosts, else the discovered one."""
+@dataclass(frozen=True)
+class Survey:
+    """What all ranks saw and agreed on, equal on all of them save ``neighbours``.
+
+    Attributes:
+        facts: of each rank.
+        claims: the host that each rank claims to be on.
+        share: whether shared memory may be used.
+        neighbours: who shares this rank's memory.
+        described: the fabric that the configuration describes, its ranks put on their hosts; None without a description.
+    """
+
+    facts: tuple[HostFacts, ...]
+    claims: tuple[str, ...]
+    share: bool
+    neighbours: Neighbours
+    described: Topology | None
+
+    @cached_property
+    def discovered(self) -> Topology:
+        """The fabric as discovery sees it."""
+        return assemble(self.facts, self.neighbours.hosts)
+
+    @property
+    def topology(self) -> Topology:
+        """What ranks plan with: the described fabric, else the discovered one."""
+        return self.discovered if self.described is None else self.described
+
+
+def survey(transport: Transport, config: Config, timeout: float) -> Survey:
+    """Finds out, among all ranks at once, where they are and what they have; every rank calls this.
+
+    Raises:
+        ConfigError, TopologyError: as :func:`init`.
+    """
+    mine: Any
+    try:
+        facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
+        described = load(config.topo_file) if config.topo_file else None
+        config.algo_rules(known_names())
+        mine = (config.agreement(), facts, config.hostid or facts.host_id, described, config.shm and not supported())
+    except Exception as error:  # told to all ranks
+        mine = error
+    told = exchange_or_raise(transport, mine, timeout)
+    check_agreement([agreement for agreement, *_ in told])
+    everyone, claims = tuple(row[1] for row in told), tuple(row[2] for row in told)
+    share = all(row[4] for row in told)
+    neighbours = meet(transport, claims, [frozenset(facts.affinity) for facts in everyone], timeout, share=share)
+    described = told[0][3]
     if described is not None:
-        return seat(described, [f.hostname for f in facts])
-    return assemble(facts, list(hosts))
+        described = seat(described, [facts.hostname for facts in everyone])
+    return Survey(everyone, claims, share, neighbours, described)
 
 
 def _write(path: str, text: str) -> None:

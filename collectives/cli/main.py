@@ -25,8 +25,10 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("topo", "show the fabric: discovered, read from a file, or generated"),
+    Command("doctor", "report what is wrong with this host, with a job's hosts, or with a description of a fabric"),
     Command("explain", "show every candidate for a collective, its predicted time, and why one is chosen"),
     Command("bench", "time a collective under mpirun, in the manner of nccl-tests"),
+    Command("probe", "measure the network between the ranks of a job, write its topology"),
     Command("lab", "run a command on a virtual cluster of network namespaces"),
     Command("env", "show the configuration and where each value comes from"),
 )
