@@ -10,17 +10,16 @@ The last line runs it on a virtual cluster of four hosts (needs root). Without a
 
 from __future__ import annotations
 
+import argparse
+
 import torch
-import torch.distributed as dist
-from digits import Curve, Digits, options, start
+from digits import Curve, Digits, options, start, stop
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> None:
-    args = options(__doc__).parse_args()
-    start(args.backend)  # dist.init_process_group("topoccl")
+def train(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     model = DistributedDataParallel(network)
@@ -38,8 +37,10 @@ def main() -> None:
         with torch.no_grad():
             curve.add(losses, network(images).argmax(1) == digits)
     curve.write(args.losses)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    arguments = options(__doc__).parse_args()
+    start(arguments.backend)  # dist.init_process_group("topoccl")
+    train(arguments)
+    stop()

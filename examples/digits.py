@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -35,6 +36,16 @@ def start(backend: str) -> None:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def stop() -> None:
+    """Leaves the other ranks; call it where nothing refers to models and works any more.
+
+    Gloo's threads abort a process whose interpreter ends before them, and they live as long as anything holds the group.
+    DistributedDataParallel does, in cycles that only the garbage collector finds.
+    """
+    dist.destroy_process_group()
+    gc.collect()
 
 
 class Digits:

@@ -13,11 +13,12 @@ changes with every step: an all_to_all of unequal counts there, another one back
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from digits import Curve, Digits, options, start
+from digits import Curve, Digits, options, start, stop
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 
@@ -108,11 +109,7 @@ class Network(nn.Module):
             parameter.grad /= dist.get_world_size()
 
 
-def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--experts", type=int, default=2, help="experts per rank (default: %(default)s)")
-    args = parser.parse_args()
-    start(args.backend)  # dist.init_process_group("topoccl")
+def train(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     network = Network(args.experts)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
@@ -136,8 +133,12 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"of the test images, the experts got {torch.cat(everyones).tolist()}")
     curve.write(args.losses)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    parser = options(__doc__)
+    parser.add_argument("--experts", type=int, default=2, help="experts per rank (default: %(default)s)")
+    arguments = parser.parse_args()
+    start(arguments.backend)  # dist.init_process_group("topoccl")
+    train(arguments)
+    stop()
