@@ -148,9 +148,9 @@ def cores(case: Case) -> Iterator[Problem]:
                 Severity.WARNING, who, "more ranks than cores: they wait for each other's time slices", values, "start fewer ranks"
             )
         if quota is not None and quota < len(ranks):
-            values = {"cores' worth of time": quota, "ranks": len(ranks)}
+            allowed = {"cores' worth of time": quota, "ranks": len(ranks)}
             reason = "the container's CPU quota is smaller than the number of ranks: they are stopped for parts of every period"
-            yield Problem(Severity.WARNING, who, reason, values, "raise the quota (docker run --cpus, limits.cpu)")
+            yield Problem(Severity.WARNING, who, reason, allowed, "raise the quota (docker run --cpus, limits.cpu)")
 
 
 # Memory that ranks share
