@@ -113,15 +113,11 @@ def _open(meeting: Meeting) -> tuple[Transport, Config]:
         found.append(config)
         return {"asked": config.transport, "usable": _usable(config.transport, meeting.rank, meeting.size)}
 
-    def settle() -> str:
-        wishes = [meeting.hear(f"wish/{rank}", rank) for rank in range(meeting.size)]
+    def decide(wishes: list[dict[str, Any]]) -> str:
         check_agreement([{variable_of("transport"): wish["asked"]} for wish in wishes])
         return next(name for name in wishes[0]["usable"] if all(name in wish["usable"] for wish in wishes))
 
-    meeting.tell(f"wish/{meeting.rank}", wish)
-    if meeting.rank == 0:
-        meeting.tell("transport", settle)
-    name = meeting.hear("transport", 0)
+    name = meeting.settle(wish, decide)
     (config,) = found
     info = LaunchInfo("torchrun", meeting.rank, meeting.size, master=master_address())
     store = dist.PrefixStore("gloo", meeting.store)

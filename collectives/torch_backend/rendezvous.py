@@ -20,6 +20,8 @@ from topoccl.collectives.torch_backend.compat import default_timeout
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_PATIENCE = 5.0  # seconds that rank 0 stays for others to hear of an error
+
 
 def over_mpi(url: str, timeout: timedelta | None = None, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
     """The handler of ``mpi://``: rank 0 opens a store on a free port, and its address goes out over MPI."""
@@ -83,6 +85,42 @@ class Meeting:
         except TopocclError as error:
             told = {"kind": type(error).__name__, "text": str(error)}
         self.store.set(key, json.dumps(told))
+
+    def settle(self, say: Callable[[], Any], decide: Callable[[list[Any]], Any]) -> Any:
+        """What rank 0 decides from what all ranks say; every rank calls this, once. An error of one rank is raised on all.
+
+        Raises: as :meth:`hear`.
+        """
+        self.tell(f"said/{self.rank}", say)
+        if self.rank == 0:
+            self.tell("settled", lambda: decide(self._hear_all()))
+        try:
+            return self.hear("settled", 0)
+        except TopocclError:
+            self._wait_until_all_have_heard()
+            raise
+
+    def _hear_all(self) -> list[Any]:
+        said, errors = [], []
+        for rank in range(self.size):
+            try:
+                said.append(self.hear(f"said/{rank}", rank))
+            except TopocclError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return said
+
+    def _wait_until_all_have_heard(self) -> None:
+        """The program may end now, and with rank 0 the store."""
+        end = time.monotonic() + _PATIENCE
+        try:
+            heard = self.store.add("heard", 1)
+            while self.rank == 0 and heard < self.size and time.monotonic() < end:
+                time.sleep(0.01)
+                heard = self.store.add("heard", 0)
+        except RuntimeError:
+            pass  # the store has gone; what is raised matters more
 
     def hear(self, key: str, teller: int) -> Any:
         """What rank ``teller`` of the default group has told.

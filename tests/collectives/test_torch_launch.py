@@ -1,0 +1,99 @@
+"""How groups of the torch backend begin and end: launchers, addresses, leaving without a word, wrong settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch_ranks import HERE, all_well, clean_environment, free_port, run_ranks
+
+LAUNCH = str(HERE / "torch_launch.py")
+Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_destroy_and_begin_again() -> None:
+    results = run_ranks(3, [LAUNCH, "meet"])
+    all_well(results)
+    assert all("met over gloo" in text for _, text in results)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_addresses(scheme: str, tmp_path: Path) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path / 'store'}"
+    all_well(run_ranks(2, [LAUNCH, "address", url]))
+
+
+def test_torchrun() -> None:
+    pytest.importorskip("torch.distributed.run")
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), LAUNCH, "meet"]
+    process = subprocess.Popen(
+        argv, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        out, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert out.count("met over gloo") == 2
+
+
+@pytest.mark.parametrize(
+    ("transport", "address", "name"),
+    [("auto", [], "mpi"), ("gloo", [], "gloo"), ("auto", ["mpi://"], "mpi")],
+    ids=["bare", "gloo", "mpi://"],
+)
+def test_mpirun(mpirun: Mpirun, transport: str, address: list[str], name: str) -> None:
+    done = mpirun(2, sys.executable, LAUNCH, "meet", *address, env={"TOPOCCL_TRANSPORT": transport})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"met over {name}") == 2
+
+
+def test_leaving_without_a_word() -> None:
+    results = run_ranks(2, [LAUNCH, "leave"], timeout=60)
+    all_well(results)
+    assert all(text == "left\n" for _, text in results)
+
+
+def test_workers_that_are_forked() -> None:
+    all_well(run_ranks(2, [LAUNCH, "load_data"]))
+
+
+def test_a_group_in_a_world_of_gloo() -> None:
+    all_well(run_ranks(2, [LAUNCH, "beside_gloo"]))
+
+
+def test_different_groups_at_once_fail_in_time() -> None:
+    results = run_ranks(3, [LAUNCH, "swapped"], timeout=60)
+    all_well(results)
+    assert "MismatchError new_group: rank 0 makes group" in results[1][1]
+    assert "of ranks [0, 1, 2], rank 1 of ranks [0, 1]" in results[1][1]
+    assert "CollectiveTimeout" in results[0][1]
+
+
+def test_destroying_alone_is_bounded_and_said() -> None:
+    results = run_ranks(2, [LAUNCH, "alone_to_the_end"], timeout=60)
+    all_well(results)
+    assert "destroyed" in results[0][1]
+    assert "not all ranks have called it within 5 s" in results[0][1]
+    assert "rank 1" in results[0][1]
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"TOPOCCL_TRANSPORT": "carrier pigeon"}, "ConfigError rank 0: TOPOCCL_TRANSPORT='carrier pigeon'"),
+        ({"TOPOCCL_TRANSPORT": "mpi"}, "is not a rank of one MPI job (start the ranks with mpirun)"),
+        ({"TOPOCCL_TRANSPORT": "memory"}, "transport memory: it joins threads of one process"),
+        ({"TOPOCCL_ALGO": "all_reduce:rign"}, "rign"),
+    ],
+)
+def test_settings_that_cannot_be_used(env: dict[str, str], text: str) -> None:
+    results = run_ranks(2, [LAUNCH, "fail"], env=env, timeout=60)
+    all_well(results)
+    assert all(text in said for _, said in results), results
