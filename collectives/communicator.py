@@ -12,7 +12,7 @@ from topoccl.algorithms.choice import Choice, format_choice
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, counts_of, expect
-from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
+from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType
 from topoccl.collectives.executor.program import Program, Traffic
@@ -64,7 +64,7 @@ class Communicator:
         self._cpus = neighbours.cpus
         waiter = Waiter(self._arena.flags, neighbours.crowded(self.rank)) if self._arena is not None else None
         self._runner = Runner(transport, waiter)
-        self._planner = Planner(transport, selector, neighbours.hosts, self._arena, neighbours.member, self.timeout, self._announce)
+        self._planner = Planner(transport, selector, neighbours.hosts, self._arena, neighbours.member, self._announce)
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
@@ -304,7 +304,7 @@ class Communicator:
         if plan is None:
             spec = CollectiveSpec(what, self.size, root)
             blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
-            plan = self._planner.plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound.dtype, op, bound.in_place)
+            plan = self._plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound, op, timeout)
         self._execute(plan, what, bound, timeout)
 
     def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], timeout: float | None) -> None:
@@ -325,12 +325,29 @@ class Communicator:
             largest = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
             spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
             nbytes = largest * bound.dtype.itemsize
-            plan = self._planner.plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound.dtype, None, False)
+            plan = self._plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound, None, timeout)
         self._execute(plan, "all_to_all", bound, timeout)
 
-    def _execute(self, plan: Plan, what: str, bound: Bound, timeout: float | None) -> None:
+    def _plan(
+        self, key: Hashable, spec: CollectiveSpec, nbytes: int, block: int | Sequence[int], bound: Bound, op: str | None,
+        timeout: float | None,
+    ) -> Plan:  # fmt: skip
+        self._check_usable()
+        try:
+            return self._planner.plan(key, spec, nbytes, block, bound.dtype, op, bound.in_place, self._limit(timeout))
+        except (CollectiveTimeout, TransportError, MismatchError) as error:
+            self._broken = type(error)(
+                f"{spec.collective} (call {self._calls + 1} of group {self.name}, rank {self.rank} of {self.size}) "
+                f"failed while ranks agreed on its algorithm: {error}"
+            )
+            raise self._broken from error
+
+    def _check_usable(self) -> None:
         if self._broken is not None:
             raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
+
+    def _execute(self, plan: Plan, what: str, bound: Bound, timeout: float | None) -> None:
+        self._check_usable()
         self._calls = number = self._calls + 1
         parity = number & 1
         limit = self.timeout if timeout is None else timeout

@@ -11,6 +11,7 @@ from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.bootstrap import agree
+from topoccl.collectives.errors import MismatchError
 from topoccl.collectives.executor.arena import Arena, area_bytes
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.hazards import blocking_steps
@@ -63,17 +64,15 @@ class Planner:
         selector: chooses; only rank 0's is used.
         hosts: the verified host of each rank.
         arena: this rank's shared memory and who is in it.
-        timeout: seconds to wait for rank 0.
         announce: told of each new choice.
     """
 
     def __init__(
-        self, transport: Transport, selector: Selector, hosts: Sequence[str], arena: Arena | None, member: dict[int, int], timeout: float,
+        self, transport: Transport, selector: Selector, hosts: Sequence[str], arena: Arena | None, member: dict[int, int],
         announce: Callable[[Choice], None],
     ) -> None:  # fmt: skip
         self.transport = transport
         self.selector = selector
-        self.timeout = timeout
         self.announce = announce
         self.site = Site(transport.rank, arena, member)
         self._shared: list[tuple[int, ...]] = []
@@ -103,6 +102,7 @@ class Planner:
         dtype: DType,
         op: str | None,
         in_place: bool,
+        timeout: float,
     ) -> Plan:
         """Makes a plan and remembers it under ``key``; every rank of the group calls this for the same call.
 
@@ -114,8 +114,13 @@ class Planner:
             dtype: the element type.
             op: the reduction, for collectives that reduce.
             in_place: whether the call's input and output share storage.
+            timeout: seconds to wait for rank 0.
+
+        Raises:
+            CollectiveTimeout, TransportError: rank 0 or a rank between does not answer.
+            MismatchError: rank 0 makes another call.
         """
-        agreed = self._agree(spec, nbytes, dtype.itemsize)
+        agreed = self._agree(spec, nbytes, dtype.itemsize, timeout)
         schedule = agreed.schedule
         wirings = self._wire(schedule)
         segments = agreed.choice.segments
@@ -137,7 +142,7 @@ class Planner:
             self._plans.popitem(last=False)
         return plan
 
-    def _agree(self, spec: CollectiveSpec, nbytes: int, itemsize: int) -> Agreed:
+    def _agree(self, spec: CollectiveSpec, nbytes: int, itemsize: int, timeout: float) -> Agreed:
         size = self.selector.size_class(spec.collective, nbytes)
         key = (spec, size, itemsize)
         agreed = self._agreed.get(key)
@@ -148,7 +153,9 @@ class Planner:
                     mine = self._choose(spec, nbytes, itemsize)
                 except Exception as error:  # raised on every rank below
                     mine = error
-            told = agree(self.transport, mine, self.timeout)
+            asked, told = agree(self.transport, (key, mine), timeout)
+            if asked != key:
+                raise MismatchError(f"rank 0 calls {_call(*asked)}, rank {self.transport.rank} calls {_call(*key)}")
             if isinstance(told, Exception):
                 raise told
             assert isinstance(told, Agreed)
@@ -181,3 +188,8 @@ class Planner:
         if found is None:
             found = self._kernels[name, dtype] = fold_kernel(name, dtype)
         return found
+
+
+def _call(spec: CollectiveSpec, size: int, itemsize: int) -> str:
+    root = "" if spec.root is None else f" with root {spec.root}"
+    return f"{spec.collective}{root} of about {size} bytes, {itemsize} per element"

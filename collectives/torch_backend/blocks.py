@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from topoccl.collectives.errors import ConfigError
-
-Tensor = torch.Tensor
 
 
 def same_type(what: str, tensors: Sequence[Tensor]) -> None:
@@ -86,4 +85,4 @@ def single_list(given: Any) -> Sequence[Tensor]:
     if len(given) == 1 and not isinstance(given[0], Tensor):
         inner: Sequence[Tensor] = given[0]
         return inner
-    return given  # type: ignore[no-any-return]
+    return given

@@ -6,54 +6,33 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ProcessGroup,
-    ReduceOp,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-    Store,
-    Work,
-)
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
-__all__ = [
-    "AllToAllOptions",
-    "AllgatherOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "GatherOptions",
-    "Group",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "ScatterOptions",
-    "Work",
-    "add_rendezvous",
-    "both_names",
-    "default_timeout",
-    "open_monitored_barrier",
-    "options",
-    "reduction",
-    "seconds",
-]
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_c10d: Any = import_module("torch._C._distributed_c10d")  # its types fit neither its overloads nor what it really calls
+AllgatherOptions = _c10d.AllgatherOptions
+AllreduceCoalescedOptions = _c10d.AllreduceCoalescedOptions
+AllreduceOptions = _c10d.AllreduceOptions
+AllToAllOptions = _c10d.AllToAllOptions
+BarrierOptions = _c10d.BarrierOptions
+BroadcastOptions = _c10d.BroadcastOptions
+GatherOptions = _c10d.GatherOptions
+ReduceOptions = _c10d.ReduceOptions
+ReduceScatterOptions = _c10d.ReduceScatterOptions
+ScatterOptions = _c10d.ScatterOptions
+Work: Any = _c10d.Work
 
 default_timeout: float = default_pg_timeout.total_seconds()  # which torch passes when the user says nothing
 
-_Op = ReduceOp.RedOpType
+_Op = _c10d.ReduceOp.RedOpType
 _SUM = (_Op.SUM, ("sum", None))
 _PREMUL = int(_Op.PREMUL_SUM.value)
 _OPS: dict[int, str] = {
@@ -97,7 +76,7 @@ def options(kind: Any, given: Any, *, root: int | None = None, op: Any = None, t
     if isinstance(given, kind):
         return given
     made = kind()
-    if isinstance(given, ReduceOp | _Op):
+    if isinstance(given, _c10d.ReduceOp | _Op):
         op = given
     elif isinstance(given, int):
         root = given
@@ -114,7 +93,7 @@ def options(kind: Any, given: Any, *, root: int | None = None, op: Any = None, t
     return made
 
 
-class Group(ProcessGroup):  # type: ignore[misc]
+class Group(_c10d.ProcessGroup):
     """What torch expects of any group, collectives aside.
 
     There is no ``new_group`` here: torch would call it and ignore the backend that was asked for.
@@ -168,7 +147,7 @@ def add_rendezvous(scheme: str, handler: Callable[..., Iterator[Any]], complete:
 
 def open_monitored_barrier() -> None:
     """Lets ``torch.distributed.monitored_barrier``, which refuses all backends but Gloo by name, take our groups."""
-    module = distributed_c10d
+    module: Any = distributed_c10d
     of_torch = module.monitored_barrier
     if hasattr(of_torch, "__wrapped_by_topoccl__"):
         return
@@ -184,6 +163,6 @@ def open_monitored_barrier() -> None:
 
     monitored_barrier.__wrapped_by_topoccl__ = True  # type: ignore[attr-defined]
     module.monitored_barrier = monitored_barrier
-    package = sys.modules["torch.distributed"]
+    package: Any = sys.modules["torch.distributed"]
     if hasattr(package, "monitored_barrier"):  # else it is still being imported, and will take the new one
-        package.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]
+        package.monitored_barrier = monitored_barrier

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.torch_backend import blocks, compat, sparse, work
-from topoccl.collectives.torch_backend.blocks import Tensor, single, single_list
+from topoccl.collectives.torch_backend.blocks import single, single_list
 from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, reduction, seconds
 from topoccl.collectives.torch_backend.roll_call import RollCall
 from topoccl.collectives.torch_backend.work import Done, done
@@ -122,9 +123,9 @@ class TopocclGroup(compat.Group):
 
         return self._run_all(list(outputs), opts, steps)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ReduceScatterOptions, opts, timeout=timeout)
-        output, parts = single(outputs), self._per_rank("reduce_scatter", "inputs", single_list(inputs))
+        output, parts = single(output_tensors), self._per_rank("reduce_scatter", "inputs", single_list(input_tensors))
         blocks.same_type("reduce_scatter", [output, *parts])
         op, factor = reduction(opts.reduceOp)
         counts = blocks.sizes(parts)
@@ -157,9 +158,9 @@ class TopocclGroup(compat.Group):
 
         return self._run_all(list(outputs), opts, steps)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.AllgatherOptions, opts, timeout=timeout)
-        steps, parts = self._all_gather(single_list(outputs), single(inputs))
+        steps, parts = self._all_gather(single_list(output_tensors), single(input_tensors))
         return self._run_all([parts], opts, steps)
 
     def allgather_coalesced(self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
@@ -199,12 +200,12 @@ class TopocclGroup(compat.Group):
         tensor = single(tensors)
         return self._run([tensor], opts, self.communicator.broadcast, tensor, opts.rootRank)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.GatherOptions, opts, timeout=timeout)
-        root, tensor = opts.rootRank, single(inputs)
+        root, tensor = opts.rootRank, single(input_tensors)
         parts: list[Tensor] = []
         if self.rank() == root:
-            parts = self._per_rank("gather", "outputs", single_list(outputs))
+            parts = self._per_rank("gather", "outputs", single_list(output_tensors))
             blocks.same_type("gather", [tensor, *parts])
             self._expect("gather", tensor, parts[root].numel())
         counts = blocks.sizes(parts)
@@ -221,12 +222,12 @@ class TopocclGroup(compat.Group):
 
         return self._run_all([parts] if parts else [], opts, steps)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ScatterOptions, opts, timeout=timeout)
-        root, output = opts.rootRank, single(outputs)
+        root, output = opts.rootRank, single(output_tensors)
         parts: list[Tensor] = []
         if self.rank() == root:
-            parts = self._per_rank("scatter", "inputs", single_list(inputs))
+            parts = self._per_rank("scatter", "inputs", single_list(input_tensors))
             blocks.same_type("scatter", [output, *parts])
             self._expect("scatter", output, parts[root].numel())
         counts = blocks.sizes(parts)
@@ -267,10 +268,10 @@ class TopocclGroup(compat.Group):
         receiving = self._elements("output", output, output_split_sizes)
         return self._run([output], opts, self.communicator.all_to_all, input, output, sending, receiving)
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
+    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Done:
         opts = options(compat.AllToAllOptions, opts)
-        receiving = self._per_rank("all_to_all", "outputs", outputs)
-        sending = self._per_rank("all_to_all", "inputs", inputs)
+        receiving = self._per_rank("all_to_all", "outputs", output_tensors)
+        sending = self._per_rank("all_to_all", "inputs", input_tensors)
         blocks.same_type("all_to_all", [*receiving, *sending])
 
         def steps(limit: float | None) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.pending import Pending
 
 
-class Done(Work):  # type: ignore[misc]
+class Done(Work):
     """A call that is over. ``outputs`` is what :meth:`result` and the future give.
 
     Works are made by :func:`done` and its siblings: an ``__init__`` here would triple the time that making one takes.
@@ -183,7 +183,7 @@ def call(pending: Pending, outputs: Any) -> Call:
     return work
 
 
-def mail(message: Message, outputs: Any) -> Mail:
+def mail(message: Any, outputs: Any) -> Mail:
     """A work for a message that was begun."""
     work = Mail()
     work.outputs = outputs
