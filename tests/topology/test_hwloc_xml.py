@@ -88,6 +88,11 @@ def test_devices_between_nodes_hang_on_the_host_and_memory_alone_is_no_place() -
         assert rate(topology, hub, "h0.gpu0", "pcie") == 8
 
 
+def test_there_are_limits() -> None:
+    with pytest.raises(TopologyError, match="513 NUMA nodes and 0 cores; at most 512 and 65536"):
+        parse(machine("".join(f'<object type="NUMANode" os_index="{n}"/>' for n in range(513))), "x")
+
+
 def test_ports_of_a_nic_share_its_link() -> None:
     ports = "".join(f'<object type="OSDev" name="{name}" osdev_type="{kind}"/>' for name, kind in [("e0", 16), ("e1", 16), ("sda", 1)])
     device = f'<object type="PCIDev" pci_busid="0000:01:00.0" pci_type="0200 [1:1] [0:0] 00 00" pci_link_speed="8.0">{ports}</object>'

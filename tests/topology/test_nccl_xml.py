@@ -204,6 +204,14 @@ def test_nvlink_to_the_processor() -> None:
     assert rate(topology, "h0.gpu0", "h0.numa0", "nvlink") == 60
 
 
+def test_many_parts_of_one_name_get_ids_of_their_own() -> None:
+    ports = '<net name="eth0" dev="0" speed="1"/>' * 20_000  # quadratic ways of naming them would not end
+    topology = machine(f'<nic><net name="eth0#3" dev="0"/>{ports}</nic>')
+    names = [vertex.id for vertex in topology.vertices.values() if vertex.kind is VertexKind.NIC]
+    assert names[:4] == ["h0.eth0#3", "h0.eth0", "h0.eth0#2", "h0.eth0#4"]
+    assert names[-1] == "h0.eth0#20001"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

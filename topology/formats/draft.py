@@ -22,15 +22,16 @@ class Draft(Fabric):
     def __init__(self, source: str) -> None:
         super().__init__(PurePath(source).stem or source)
         self.source = source
-        self.taken: set[str] = set()
+        self.taken: dict[str, int] = {}
+        """How often a name was asked for."""
         self.notes: dict[str, dict[str, None]] = {}
 
     def free(self, name: str) -> str:
         """``name``, or ``name#2`` and so on if that is taken."""
-        free, number = name, 2
+        free, number = name, self.taken.get(name, 0) + 1
         while free in self.taken:
             free, number = f"{name}#{number}", number + 1
-        self.taken.add(free)
+        self.taken[name], self.taken[free] = number, self.taken.get(free, 0)
         return free
 
     def put(self, host: str, name: str, kind: VertexKind, attrs: Mapping[str, Any] = _NOTHING) -> str:

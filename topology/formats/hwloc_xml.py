@@ -20,6 +20,7 @@ from topoccl.topology.formats.base import CERTAIN, LIKELY, NO, Format
 from topoccl.topology.formats.draft import Draft
 from topoccl.topology.formats.hwloc_distances import BANDWIDTH, LATENCY, Matrix, matrices
 from topoccl.topology.formats.safe_xml import Element
+from topoccl.topology.generators import MAX_SLOTS
 from topoccl.topology.graph import Topology, VertexKind
 
 _COPROCESSOR, _NETWORK, _OPENFABRICS = 8, 16, 32
@@ -30,6 +31,7 @@ _ACCELERATORS = ("0302", "0380", "1200")
 _DIRECT = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi", "XeLinkBandwidth": "xelink"}
 _VENDORS = {"Intel": "GenuineIntel", "AMD": "AuthenticAMD"}
 _EVERY = -1
+_MAX_NODES = 512
 
 
 def recognise(text: str) -> int:
@@ -106,6 +108,9 @@ class _Reader:
         rate, origin = self.between_nodes([element for element in objects if element.get("type") == "Package"])
         nodes = [element for element in objects if element.get("type") == "NUMANode"]
         cores = [bitmap(element, "cpuset") for element in objects if element.get("type") == "Core"]
+        if len(nodes) > _MAX_NODES or len(cores) > MAX_SLOTS:
+            counts = f"{len(nodes)} NUMA nodes and {len(cores)} cores"
+            raise self.machine.error(f"{counts}; at most {_MAX_NODES} and {MAX_SLOTS} are read")
         for element in sorted(nodes, key=lambda node: node.integer("os_index", 0, 1 << 30)):
             number, cpus = element.integer("os_index", 0, 1 << 30), bitmap(element, "cpuset")
             attrs = {"cores": sum(bool(core & cpus) for core in cores) or None, "subtype": element.get("subtype") or None}

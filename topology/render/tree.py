@@ -110,6 +110,9 @@ class _Drawing:
             elif vertex.kind is VertexKind.NIC:
                 self.nic(branch, vertex.id, name)
         self.direct(branch, slots)
+        said = self.topology.vertices[host].attrs.get("notes")
+        for note in said if isinstance(said, list) else ():
+            branch.add(Text(str(note), "dim"))
 
     def hub(self, branch: Tree, hub: str, name: str) -> None:
         """What hangs on a hub inside a host: ranks, and the way on to the host's other hubs."""
