@@ -23,15 +23,17 @@ class Draft(Fabric):
         super().__init__(PurePath(source).stem or source)
         self.source = source
         self.taken: dict[str, int] = {}
-        """How often a name was asked for."""
+        """All ids, each with the last number that was given to namesakes of it."""
         self.notes: dict[str, dict[str, None]] = {}
 
     def free(self, name: str) -> str:
         """``name``, or ``name#2`` and so on if that is taken."""
-        free, number = name, self.taken.get(name, 0) + 1
+        free, number = name, self.taken.get(name, 1)
         while free in self.taken:
-            free, number = f"{name}#{number}", number + 1
-        self.taken[name], self.taken[free] = number, self.taken.get(free, 0)
+            number += 1
+            free = f"{name}#{number}"
+        self.taken[free] = 1
+        self.taken[name] = number
         return free
 
     def put(self, host: str, name: str, kind: VertexKind, attrs: Mapping[str, Any] = _NOTHING) -> str:
