@@ -94,6 +94,24 @@ def host_cut_bound(topology: Topology, collective: str, nbytes: int, root: int |
     return Bound(seconds, description, links, seconds, latency)
 
 
+def limiting_links(topology: Topology, collective: str, nbytes: int, root: int | None = None) -> frozenset[int]:
+    """Links (indices) of *all* cuts and sums that are as tight as :func:`host_cut_bound`'s: both uplinks of two equal racks. None
+    where latency limits.
+
+    Raises:
+        ValueError: as :func:`host_cut_bound`.
+    """
+    bound = host_cut_bound(topology, collective, nbytes, root)
+    if not bound.links:
+        return frozenset()
+    found = set(bound.links)
+    for amount, crossing, _ in _claims(topology, collective, nbytes, root):
+        bandwidth = math.fsum(topology.links[link].bandwidth for link in crossing)
+        if bandwidth and math.isclose(amount / bandwidth, bound.seconds, rel_tol=1e-9):
+            found.update(crossing)
+    return frozenset(found)
+
+
 _Claim = tuple[float, Collection[int], Callable[[], str]]
 
 

@@ -15,8 +15,9 @@ from topoccl.topology.discovery import assemble, discover_host
 from topoccl.topology.discovery.inventory import describe, take_inventory
 from topoccl.topology.generators import known_shapes
 from topoccl.topology.load import load
-from topoccl.topology.render import FORMATS, render
+from topoccl.topology.render import FORMATS, render, to_png
 
+_STYLES = (*FORMATS, "png")
 _COLORS = {"removed": "red", "added": "green", "changed": "yellow"}
 
 
@@ -32,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "other", nargs="?", metavar="SPEC|FILE", help="show what differs between the two; the status is 0 if nothing does, else 1"
     )
-    parser.add_argument("-f", "--format", choices=FORMATS, help="by default what the name after -o says, else tree")
+    parser.add_argument("-f", "--format", choices=_STYLES, help="by default what the name after -o says, else tree")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of to the terminal")
     parser.add_argument("--json", action="store_true", help="JSON: the same as --format json; of two topologies, their differences")
 
@@ -44,7 +45,15 @@ def run(args: argparse.Namespace) -> int:
         return _compare(load(args.topology), load(args.other), args.json)
     topology = load(args.topology) if args.topology is not None else _discovered()
     style = args.format or ("json" if args.json else _style_of(args.output))
-    if args.output is not None:
+    if style == "png":
+        if args.output is None and sys.stdout.isatty():
+            raise ValueError("a PNG picture is nothing for a terminal; give a file with --output")
+        data = to_png(topology)
+        if args.output is not None:
+            args.output.write_bytes(data)
+        else:
+            sys.stdout.buffer.write(data)
+    elif args.output is not None:
         args.output.write_text(render(topology, style), encoding="utf-8")
     elif style == "tree" and sys.stdout.isatty():
         from rich.console import Console
@@ -93,6 +102,6 @@ def this_host() -> Topology:
 def _style_of(output: Path | None) -> str:
     suffix = output.suffix.lower().removeprefix(".") if output is not None else "tree"
     style = {"yml": "yaml", "gv": "dot", "txt": "tree", "": "tree"}.get(suffix, suffix)
-    if style not in FORMATS:
-        raise ValueError(f"{output}: no format is known by this name; say --format {'|'.join(FORMATS)}")
+    if style not in _STYLES:
+        raise ValueError(f"{output}: no format is known by this name; say --format {'|'.join(_STYLES)}")
     return style

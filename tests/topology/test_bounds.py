@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoccl.topology import Topology
-from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.bounds import host_cut_bound, limiting_links
 from topoccl.topology.load import load
 from topoccl.topology.routes import Routes
 
@@ -133,3 +133,11 @@ def test_no_plain_schedule_beats_the_bound(spec: str, data: st.DataObject) -> No
 def test_a_thousand_hosts() -> None:
     bound = host_cut_bound(load("cluster:1024x8"), "all_reduce", 1 << 30)
     assert bound.seconds == pytest.approx(2 * 1023 / 1024 * 2**30 / 1.25e9)
+
+
+def test_every_tightest_cut_limits() -> None:
+    racks = load("racks:2x4x2,oversub=16")
+    names = {racks.links[link].name for link in limiting_links(racks, "all_reduce", 1 << 30)}
+    assert names == {"rack0->core", "core->rack0", "rack1->core", "core->rack1"}
+    assert set(host_cut_bound(racks, "all_reduce", 1 << 30).links) < limiting_links(racks, "all_reduce", 1 << 30)
+    assert limiting_links(racks, "all_reduce", 4) == frozenset()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from topoccl.collectives.cli.main import main
 from topoccl.topology import Link, Topology, Vertex, VertexKind
 from topoccl.topology.files import loads
 from topoccl.topology.load import load
-from topoccl.topology.render import FORMATS, render
-from topoccl.topology.render.edges import edges, rate_text, width
+from topoccl.topology.render import FORMATS, render, to_png
+from topoccl.topology.render.drawing import draw
+from topoccl.topology.render.edges import CUT_COLOR, edges, rate_text, width
 from topoccl.topology.render.layout import Box, lay_out
 from topoccl.topology.render.tree import to_text
 
@@ -141,9 +144,58 @@ def test_dot_has_a_cluster_per_host_and_an_edge_per_link() -> None:
     assert dot.count("{") == dot.count("}")
 
 
+def test_dot_marks_the_bottleneck() -> None:
+    dot = render(load("racks:2x4x2,oversub=16"), "dot")
+    assert [line.split()[0] for line in dot.splitlines() if CUT_COLOR in line] == ['"rack0"', '"rack1"']
+    assert 'label="red limits all_reduce: at best 312.5MB/s";' in dot
+
+
 def test_unknown_format() -> None:
-    with pytest.raises(ValueError, match="unknown format 'png'; known: tree, json, yaml, dot, svg"):
-        render(load("ring:3"), "png")
+    with pytest.raises(ValueError, match="unknown format 'gif'; known: tree, json, yaml, dot, svg"):
+        render(load("ring:3"), "gif")
+
+
+def red(spec: str) -> set[str]:
+    """Links that shine in the picture, by their ends."""
+    topology = loads(spec) if spec.startswith("hosts") else load(spec)
+    lines = classes(render(topology, "svg"), "cut")
+    return {title.partition(": ")[0] for line in lines if (title := line.findtext(f"{SVG}title", ""))}
+
+
+def test_the_bottleneck_is_red() -> None:
+    assert red("racks:2x4x2,oversub=16") == {"rack0 to core", "rack1 to core", "red limits all_reduce"}
+    limit = next(text.text for text in classes(render(load("racks:2x4x2,oversub=16"), "svg"), "note") if "red" in str(text.text))
+    assert limit == "red limits all_reduce: at best 312.5MB/s"
+    slow = red("cluster:4x2,net=10Gbit/s+10Gbit/s+1Gbit/s+10Gbit/s")
+    assert slow == {"h2.eth0 to sw0", "red limits all_reduce"}
+    assert red("cluster:1x1") == set()
+    many = render(load("cluster:100x2"), "svg")
+    assert not classes(many, "cut"), "the cut of all hosts would not be in a picture of some"
+
+
+@pytest.mark.parametrize("spec", ["dgx-a100:2", "cluster:4x2", "torus:4x4", "dgx-1v:1", "cluster:1x1"])
+def test_png_is_the_same_picture(spec: str) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    data = to_png(load(spec))
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = image.imread(io.BytesIO(data))
+    sheet = draw(load(spec))
+    assert pixels.shape[:2] == (int(sheet.height * 2), int(sheet.width * 2)) or abs(pixels.shape[0] - sheet.height * 2) <= 2
+    if spec != "cluster:1x1":
+        reddish = (pixels[..., 0] > 0.8) & (pixels[..., 1] < 0.65) & (pixels[..., 2] < 0.65)
+        assert reddish.sum() > 500
+
+
+def test_png_of_odd_names() -> None:
+    pytest.importorskip("matplotlib")
+    topology = Topology("$x^2$ \u4e2d", [Vertex("$h_0$", VertexKind.HOST), Vertex("\x01", VertexKind.SLOT, "$h_0$")], [])
+    assert to_png(topology).startswith(b"\x89PNG")
+
+
+def test_png_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ValueError, match=r"need matplotlib .*: pip install 'topoccl\[plot\]'"):
+        to_png(load("ring:3"))
 
 
 NAMES = st.text(min_size=1, max_size=8).filter(lambda text: not any("\ud800" <= char <= "\udfff" for char in text))
@@ -203,8 +255,11 @@ def test_command_writes_files_in_the_format_of_their_name(tmp_path: Path, capsys
     ET.fromstring((tmp_path / "net.svg").read_text("utf-8"))
     assert run(str(saved), "-o", str(tmp_path / "again.txt"), "-f", "yaml") == 0
     assert (tmp_path / "again.txt").read_bytes() == saved.read_bytes()
-    assert run("ring:3", "-o", str(tmp_path / "net.png")) == 2
-    assert "no format is known by this name; say --format tree|json|yaml|dot|svg" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert run(str(saved), "-o", str(tmp_path / "net.png")) == 0
+    assert (tmp_path / "net.png").read_bytes() == to_png(load(saved))
+    assert run("ring:3", "-o", str(tmp_path / "net.gif")) == 2
+    assert "no format is known by this name; say --format tree|json|yaml|dot|svg|png" in capsys.readouterr().err
 
 
 def test_command_reports_bad_input_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,10 @@
-"""Graphviz: hosts as clusters, pen width by bandwidth."""
+"""Graphviz: hosts as clusters, pen width by bandwidth, what limits large all_reduces in red."""
 
 from __future__ import annotations
 
 from topoccl.topology.graph import Topology, Vertex, VertexKind
-from topoccl.topology.render.edges import color, edges, short, width
+from topoccl.topology.render.cut import bottleneck
+from topoccl.topology.render.edges import CUT_COLOR, color, edges, short, width
 
 _SHAPES = {
     VertexKind.SLOT: "box",
@@ -32,13 +33,15 @@ def to_dot(topology: Topology) -> str:
         lines.append("  }")
     lines += [f"  {_node(topology, vertex, rank_of)}" for vertex in outside]
     found = edges(topology)
+    cut, limit = bottleneck(topology)
+    if limit:
+        lines.append(f"  label={_quote(limit)};")
     slowest = min((edge.rate for edge in found), default=1.0)
     for edge in found:
         arrow = "forward" if edge.back is None else "none"
-        lines.append(
-            f"  {_quote(edge.a)} -> {_quote(edge.b)} [dir={arrow}, penwidth={width(edge.rate, slowest):g}, "
-            f'color="{color(edge.kind)}", label={_quote(edge.label)}, tooltip={_quote(edge.kind)}];'
-        )
+        shade = CUT_COLOR if cut.intersection(edge.links) else color(edge.kind)
+        look = f'dir={arrow}, penwidth={width(edge.rate, slowest):g}, color="{shade}"'
+        lines.append(f"  {_quote(edge.a)} -> {_quote(edge.b)} [{look}, label={_quote(edge.label)}, tooltip={_quote(edge.kind)}];")
     return "\n".join([*lines, "}", ""])
 
 

@@ -9,12 +9,16 @@ from topoccl.topology.graph import Topology
 from topoccl.topology.units import format_rate
 
 COLORS = {"net": "#2f6db3", "nvlink": "#4f9a3a", "pcie": "#9a8457", "shm": "#8a8f98", "numa": "#8d63a8"}
-OTHER_COLOR = "#b0563c"
+OTHER_COLOR = "#c2862f"
+CUT_COLOR = "#e3342f"
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One link, or one with its way back of equal kind; rates in bytes/s, ``back`` None for one way only."""
+    """One link, or one with its way back of equal kind; rates in bytes/s, ``back`` None for one way only.
+
+    ``links`` are their indices in the topology.
+    """
 
     a: str
     b: str
@@ -22,6 +26,7 @@ class Edge:
     rate: float
     back: float | None
     latency: float
+    links: tuple[int, ...]
 
     @property
     def label(self) -> str:
@@ -36,15 +41,16 @@ def edges(topology: Topology) -> list[Edge]:
     """All links in order, each joined with the first link back of the same kind that no other has taken."""
     waiting: dict[tuple[str, str, str], list[int]] = {}
     found: list[Edge | None] = []
-    for link in topology.links:
+    for index, link in enumerate(topology.links):
         partners = waiting.get((link.dst, link.src, link.kind))
         if partners:
             first = found[partners[0]]
             assert first is not None
-            found[partners.pop(0)] = Edge(first.a, first.b, first.kind, first.rate, link.bandwidth, max(first.latency, link.latency))
+            latency, both = max(first.latency, link.latency), (*first.links, index)
+            found[partners.pop(0)] = Edge(first.a, first.b, first.kind, first.rate, link.bandwidth, latency, both)
         else:
             waiting.setdefault((link.src, link.dst, link.kind), []).append(len(found))
-            found.append(Edge(link.src, link.dst, link.kind, link.bandwidth, None, link.latency))
+            found.append(Edge(link.src, link.dst, link.kind, link.bandwidth, None, link.latency, (index,)))
     return [edge for edge in found if edge is not None]
 
 
