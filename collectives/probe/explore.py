@@ -1,0 +1,198 @@
+"""Which measurement comes next: from nothing to a table that tells the structure. Pure but for the clock it is given.
+
+1. Pairs of hosts in a tournament, one way and then the other: the rate of every pair, and of every NIC.
+2. Every host to several at once: has it one port or several?
+3. With several ports, there may be no switch: which destinations are behind one port, and whether the neighbours so found can all
+   talk at full rate at the same time.
+4. Otherwise several to every host; the tournament again, both ways; all ranks of a host at once: do they share a NIC? Then
+   tournaments in another order, and rounds that cross between the racks found so far, until these stand.
+
+All steps but the third take a number of measurements that grows as the number of hosts; the third, in networks of cables, as its square.
+A measurement is repeated until two repetitions agree, at most three times; one that shows what was expected is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from topoccl.collectives.probe import rounds
+from topoccl.collectives.probe.neighbours import MESH_HOSTS, Ports, cables, clear, open_question, several_ports
+from topoccl.collectives.probe.nics import NicGroups, gains
+from topoccl.collectives.probe.racks import partition
+from topoccl.collectives.probe.table import SAME, Flow, Outcome, Table
+
+Measure = Callable[[Sequence[Flow], float], Sequence[float]]
+"""Runs flows at the same time for so many seconds; returns the rate of each in bytes/s."""
+
+FAN = 8
+"""So many flows at once show whether a host has several ports."""
+LONGEST, SHORTEST = 0.15, 0.02
+"""Seconds of one repetition."""
+_REPETITIONS = 3
+_AGREE = 0.06
+_CHECKS = 3
+_SEED = 20
+
+Ends = tuple[int, int]
+"""Source and destination host of a flow."""
+
+
+class OutOfTime(Exception):
+    """The budget is used up."""
+
+
+class Explorer:
+    """Fills a table.
+
+    Args:
+        table: with the hosts; measurements are added to it.
+        measure: see :data:`Measure`.
+        left: returns the seconds of the budget that are left.
+        progress: called with the name of a step, how many of its measurements are done, and how many it has.
+    """
+
+    def __init__(
+        self, table: Table, measure: Measure, left: Callable[[], float], progress: Callable[[str, int, int], None] = lambda *_: None
+    ) -> None:
+        self.table = table
+        self._run = measure
+        self._left = left
+        self._progress = progress
+        self._seconds = LONGEST
+        self._overhead = 0.0  # seconds that a repetition takes beyond these
+        self._sent: dict[int, float] = {}
+        self._received: dict[int, float] = {}
+
+    def explore(self) -> Table:
+        """Measures until the structure is known or the budget is used up (then ``table.complete`` is False)."""
+        hosts = list(range(len(self.table.hosts)))
+        if len(hosts) < 2:
+            return self.table
+        try:
+            schedule = rounds.tournament(hosts)
+            self._all("pairs", "one_way", [turn for pairs in schedule for turn in (pairs, _back(pairs))], share=0.35)
+            fans = [[(host, other) for other in rounds.spread(host, FAN, hosts)] for host in hosts]
+            if len(hosts) > 2:
+                self._all("ports", "scatter", fans, share=0.2, repeat=True)
+                if several_ports(self.table) and self._ports():
+                    return self.table
+                self._all("ports", "gather", [_back(fan) for fan in fans], share=0.2, repeat=True)
+            self._all("both ways", "both_ways", [_both(pairs) for pairs in schedule], share=0.4)
+            self._nics(hosts)
+            if len(hosts) > 2:
+                self._racks(hosts)
+        except OutOfTime:
+            self.table.complete = False
+        return self.table
+
+    # Steps
+
+    def _all(self, step: str, kind: str, plans: Sequence[Sequence[Ends]], share: float, repeat: bool = False) -> None:
+        self._pace(len(plans) * 2, share)
+        for number, ends in enumerate(plans):
+            self._progress(step, number, len(plans))
+            if ends:
+                self._measure(kind, self._flows(ends), repeat=repeat)
+
+    def _ports(self) -> bool:
+        """Finds the hosts' neighbours; whether cables between them explain what was seen."""
+        table, hosts = self.table, len(self.table.hosts)
+        wide = several_ports(table)
+        ports: list[Ports] = []
+        for host in range(hosts):
+            self._progress("neighbours", host, hosts)
+            while (found := Ports(table, host, wide.get(host, 1))).open is not None:
+                self._pace((hosts - host) * (hosts + len(found.groups)), 0.8)
+                self._compare("ports", found.open)
+            ports.append(found)
+            if hosts > MESH_HOSTS and len(found.groups) == hosts - 1:
+                return False
+        while (question := open_question(table, ports)) is not None:
+            self._compare("through", question)
+        found_cables = cables(table, ports)
+        if found_cables is None:
+            return False
+        self._all("cables", "both_ways", [_both(pairs) for pairs in rounds.disjoint(found_cables.edges)], share=0.8, repeat=True)
+        return True
+
+    def _compare(self, kind: str, ends: Sequence[Ends]) -> None:
+        """Flows together, once if that tells all; a single one alone."""
+        flows = self._flows(ends)
+        alone = [self.table.single(*pair) for pair in ends]
+        self._measure(kind if len(ends) > 1 else "alone", flows, enough=lambda rates: len(ends) > 1 and clear(alone, sum(rates)))
+
+    def _nics(self, hosts: Sequence[int]) -> None:
+        """Whether the ranks of a host share a NIC: all at once first; where that is more than one gets, each with each."""
+        many = [host for host in hosts if len(self.table.hosts[host]) > 1]
+        partner = rounds.partners(many, hosts)
+        turns = rounds.disjoint(sorted({(min(pair), max(pair)) for pair in partner.items()}))
+        for number, pairs in enumerate(turns):
+            self._progress("shared NICs", number, len(turns))
+            for turn in (pairs, _back(pairs)):
+                self._measure("streams", [flow for a, b in turn for flow in self.table.parallel(a, b)], repeat=True)
+        for host in gains(self.table):
+            while (found := NicGroups(self.table, host, partner[host])).open is not None:
+                self._progress("shared NICs", len(found.groups), len(self.table.hosts[host]))
+                self._measure("ranks", found.open)
+
+    def _racks(self, hosts: list[int]) -> None:
+        if len(hosts) > 4:
+            extra = [pairs for turn in range(2) for pairs in rounds.shuffled_tournament(hosts, _SEED + turn)]
+            self._all("racks", "cross", [_both(pairs) for pairs in extra], share=0.6)
+        before: tuple[tuple[int, ...], ...] | None = None
+        for _ in range(_CHECKS):
+            groups = partition(self.table)
+            if groups == before or len(groups) == 1:
+                break
+            before = groups
+            checks = [rounds.crossing(groups), *rounds.chains(groups)]
+            self._all("racks, checked", "cross", [_both(pairs) for pairs in checks], share=0.8)
+
+    # Measuring
+
+    def _flows(self, ends: Sequence[Ends]) -> list[Flow]:
+        return [self.table.flow(a, b) for a, b in ends]
+
+    def _pace(self, repetitions: int, share: float) -> None:
+        """Makes repetitions so short that so many take at most ``share`` of what is left."""
+        each = self._left() * share / max(repetitions, 1) - self._overhead
+        self._seconds = min(LONGEST, max(SHORTEST, each))
+
+    def _measure(
+        self, kind: str, flows: Sequence[Flow], repeat: bool = False, enough: Callable[[Sequence[float]], bool] | None = None
+    ) -> Outcome:
+        """Measures flows together. The first repetition is the last where ``enough`` of its rates (by default: where they are as
+        expected and ``repeat`` is not set)."""
+        runs: list[tuple[float, ...]] = []
+        while len(runs) < _REPETITIONS:
+            before = self._left()
+            if before <= 0:
+                if not runs:
+                    raise OutOfTime
+                break
+            runs.append(tuple(self._run(flows, self._seconds)))
+            self._overhead += 0.2 * (before - self._left() - self._seconds - self._overhead)
+            if len(runs) == 1 and (enough(runs[0]) if enough else not repeat and self._expected(flows, runs[0])):
+                break
+            totals = [sum(run) for run in runs]
+            if any(abs(total - totals[-1]) <= _AGREE * totals[-1] for total in totals[:-1]):
+                break
+        outcome = Outcome(kind, tuple(flows), tuple(runs))
+        self.table.outcomes.append(outcome)
+        for flow, rate in zip(outcome.flows, outcome.rates, strict=True):
+            self._sent[flow.src] = max(self._sent.get(flow.src, 0.0), rate)
+            self._received[flow.dst] = max(self._received.get(flow.dst, 0.0), rate)
+        return outcome
+
+    def _expected(self, flows: Sequence[Flow], rates: Sequence[float]) -> bool:
+        """Whether every flow got what its ranks were seen to be able to."""
+        able = (min(self._sent.get(f.src, float("inf")), self._received.get(f.dst, float("inf"))) for f in flows)
+        return all(rate >= SAME * most for rate, most in zip(rates, able, strict=True))
+
+
+def _back(ends: Sequence[Ends]) -> list[Ends]:
+    return [(b, a) for a, b in ends]
+
+
+def _both(ends: Sequence[Ends]) -> list[Ends]:
+    return [flow for a, b in ends for flow in ((a, b), (b, a))]

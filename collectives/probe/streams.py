@@ -1,0 +1,171 @@
+"""Streams of bytes between ranks, and pings, over a transport. Every rank runs the same flows at the same time.
+
+A stream is driven by its receiver: it posts a window of receives; for each chunk that has come it says whether one more may follow,
+until its time is over. So no byte is on its way, and no receive is open, when a stream has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from topoccl.collectives.errors import CollectiveTimeout
+from topoccl.collectives.transports.base import Bytes, Request, Transport
+
+WINDOW = 12
+"""Chunks of one stream that are on their way at most."""
+_MORE = 1
+_PING_TAG = 1 << 14
+_SETTLE = 0.25  # of a stream's time, before it counts
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Bytes from rank ``src`` to rank ``dst`` in chunks of ``chunk`` bytes."""
+
+    src: int
+    dst: int
+    chunk: int
+
+
+def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float, timeout: float) -> dict[int, float]:
+    """Runs this rank's part of ``streams``; every rank that is named in one must call it.
+
+    Args:
+        seconds: how long each stream runs, counted from its first chunk.
+        timeout: seconds without any word from the peers.
+
+    Returns:
+        The rates (bytes/s) of the streams that end here, by their position in ``streams``.
+
+    Raises:
+        CollectiveTimeout, TransportError: a peer is silent or died.
+    """
+    active: list[_Sender | _Receiver] = []
+    for number, stream in enumerate(streams):
+        if stream.dst == transport.rank:
+            active.append(_Receiver(transport, stream, number, seconds))
+    for number, stream in enumerate(streams):
+        if stream.src == transport.rank:
+            active.append(_Sender(transport, stream, number))
+    ends = list(active)
+    while active:
+        heads = [end.head for end in active]
+        before = time.monotonic()
+        transport.progress(heads, timeout)
+        moved = False
+        for end in active:
+            while end.pending and end.head.done:
+                moved = True
+                end.advance()
+        if not moved and time.monotonic() - before >= timeout:
+            raise CollectiveTimeout(f"{transport}: no word from {', '.join(map(str, active))} for {timeout:g} s")
+        active = [end for end in active if end.pending]
+    transport.wait([request for end in ends for request in end.sent], timeout)
+    return {end.number: end.rate() for end in ends if isinstance(end, _Receiver)}
+
+
+class _End:
+    """One end of a stream; ``pending`` are the messages it waits for, in order."""
+
+    def __init__(self, transport: Transport, stream: Stream, number: int) -> None:
+        self.transport = transport
+        self.stream = stream
+        self.number = number
+        self.pending: deque[tuple[Request, Bytes]] = deque()
+        self.sent: deque[Request] = deque()
+
+    @property
+    def head(self) -> Request:
+        return self.pending[0][0]
+
+    def _take(self) -> Bytes:
+        request, data = self.pending.popleft()
+        if request.error is not None:
+            raise request.error
+        while self.sent and self.sent[0].done and self.sent[0].error is None:
+            self.sent.popleft()
+        return data
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.strip('_').lower()} of rank {self.stream.src} to rank {self.stream.dst}"
+
+
+class _Sender(_End):
+    def __init__(self, transport: Transport, stream: Stream, number: int) -> None:
+        super().__init__(transport, stream, number)
+        self._data = np.zeros(stream.chunk, np.uint8)
+        for _ in range(WINDOW):
+            self._send()
+
+    def _send(self) -> None:
+        answer = np.empty(1, np.uint8)
+        self.pending.append((self.transport.irecv(self.stream.dst, 2 * self.number + 1, answer), answer))
+        self.sent.append(self.transport.isend(self.stream.dst, 2 * self.number, self._data))
+
+    def advance(self) -> None:
+        if self._take()[0] == _MORE:
+            self._send()
+
+
+class _Receiver(_End):
+    def __init__(self, transport: Transport, stream: Stream, number: int, seconds: float) -> None:
+        super().__init__(transport, stream, number)
+        self._seconds = seconds
+        self._data = np.empty(stream.chunk, np.uint8)  # nobody reads it, so all chunks may go there
+        self._times: list[float] = []
+        for _ in range(WINDOW):
+            self._post()
+
+    def _post(self) -> None:
+        self.pending.append((self.transport.irecv(self.stream.src, 2 * self.number, self._data), self._data))
+
+    def advance(self) -> None:
+        self._take()
+        now = time.monotonic()
+        self._times.append(now)
+        more = now - self._times[0] < self._seconds
+        if more:
+            self._post()
+        word = np.array([_MORE if more else 0], np.uint8)
+        self.sent.append(self.transport.isend(self.stream.src, 2 * self.number + 1, word))
+
+    def rate(self) -> float:
+        return steady_rate(self._times, self.stream.chunk, self._seconds)
+
+
+def steady_rate(times: Sequence[float], chunk: int, seconds: float) -> float:
+    """Bytes/s of a stream whose chunks of ``chunk`` bytes arrived at ``times`` (s).
+
+    The slope of a line through the arrivals between a quarter of ``seconds`` after the first one and ``seconds`` after it: before,
+    windows grow and other streams begin; after, they end. With few arrivals, all of them count.
+    """
+    arrived = np.asarray(times) - times[0]
+    inside = np.flatnonzero((arrived >= _SETTLE * seconds) & (arrived <= seconds))
+    if len(inside) < 4:
+        inside = np.arange(len(arrived))
+    x = arrived[inside] - arrived[inside].mean()
+    spread = float(x @ x)
+    if spread <= 0.0:
+        return len(arrived) * chunk / max(float(arrived[-1]), 1e-6)
+    return float(x @ (inside - inside.mean())) / spread * chunk
+
+
+def ping(transport: Transport, peer: int, leads: bool, count: int, timeout: float) -> float:
+    """The least of ``count`` times that 8 bytes took there and back, halved: seconds. Both ranks call it, one with ``leads``."""
+    word, answer = np.zeros(8, np.uint8), np.empty(8, np.uint8)
+    best = float("inf")
+    for _ in range(count):
+        began = time.perf_counter()
+        receive = transport.irecv(peer, _PING_TAG, answer)
+        if leads:
+            transport.wait([transport.isend(peer, _PING_TAG, word), receive], timeout)
+        else:
+            transport.wait([receive], timeout)
+            transport.wait([transport.isend(peer, _PING_TAG, word)], timeout)
+        best = min(best, time.perf_counter() - began)
+    return best / 2
