@@ -38,6 +38,15 @@ def test_the_classes_of_a_dgx1_are_those_that_nvidia_smi_prints() -> None:
             assert classify(topology, routes.path(a, b)) is table[f"GPU{a}", f"GPU{b}"]
 
 
+def test_the_matrix_itself_gives_the_same_classes() -> None:
+    path = FIXTURES / "dgx1v-nvidia-smi-topo.txt"
+    topology, table = load(path), smi(path.read_text("utf-8"))
+    names = [vertex.id for vertex in topology.vertices.values() if vertex.kind in (VertexKind.SLOT, VertexKind.NIC)]
+    matrix = class_matrix(topology, names)
+    size = range(len(names))
+    assert [matrix[a][b] for a in size for b in size] == list(table.values())
+
+
 def test_the_order_is_nccls() -> None:
     assert " ".join(entry.name for entry in sorted(PathClass)) == "LOC NVL NVB C2C PIX PXB P2C PXN PHB SYS NET DIS"
 
