@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -387,6 +388,15 @@ class Communicator:
             if choice.warning:
                 self.logger.warn(Subsystem.TUNING, "%s", choice.warning)
             self.logger.info(Subsystem.TUNING, "%s", format_choice(choice))
+
+
+def _after_fork() -> None:
+    """A child shares its parent's memory with the other ranks, who would take it for the parent."""
+    for communicator in list(open_communicators):
+        communicator._broken = TopocclError(f"it belongs to process {os.getppid()}, of which this is a fork")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _no_program(parity: int) -> Program:

@@ -57,17 +57,18 @@ class World(TopocclGroup):
         if meeting is None:
             return
         if self.communicator.broken is None:
-            try:
-                exchange(self.communicator.transport, None, FAREWELL_SECONDS)
-            except TopocclError as error:
-                self.communicator.logger.warn(
-                    Subsystem.INIT,
-                    "destroy_process_group: not all ranks have called it within %g s; going on (%s)",
-                    FAREWELL_SECONDS,
-                    error,
-                )
+            self.communicator.together(self._farewell)  # after all open calls
         super().shutdown()
         self.communicator.logger.close()
+
+    def _farewell(self) -> None:
+        if self.communicator.broken is not None:
+            return
+        try:
+            exchange(self.communicator.transport, None, FAREWELL_SECONDS)
+        except TopocclError as error:
+            text = "destroy_process_group: not all ranks have called it within %g s; going on (%s)"
+            self.communicator.logger.warn(Subsystem.INIT, text, FAREWELL_SECONDS, error)
 
 
 def create(options: Any) -> TopocclGroup:

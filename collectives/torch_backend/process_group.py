@@ -330,6 +330,7 @@ class TopocclGroup(compat.Group):
     def abort(self) -> None:
         """Makes calls in flight raise, then frees everything."""
         self.communicator.abort("the process group was aborted")
+        self.communicator.transport.close()  # what waits for messages fails now
         self.shutdown()
 
     # Checks

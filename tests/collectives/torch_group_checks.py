@@ -347,3 +347,37 @@ def a_missing_rank_is_named_in_time() -> None:
     dist.barrier()
     dist.destroy_process_group(group)
     dist.barrier()
+
+
+@check
+def aborting_from_another_thread() -> None:
+    rank, size = world()
+    if size == 1:
+        return
+    for used_before in (False, True):
+        group = dist.new_group(list(range(size)))
+        if used_before:
+            dist.all_reduce(torch.ones(5), group=group)
+        if rank != size - 1:
+            threading.Timer(0.2, group.abort).start()
+            begun = time.monotonic()
+            with pytest.raises(TopocclError):
+                dist.all_reduce(torch.ones(5), group=group)
+            assert time.monotonic() - begun < 20
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+
+@check
+def timeouts_can_be_changed() -> None:
+    rank, size = world()
+    if size == 1:
+        return
+    group = dist.new_group(list(range(size)))
+    dist.all_reduce(torch.ones(5), group=group)
+    group.set_timeout(timedelta(milliseconds=300))
+    if rank != 0:
+        with pytest.raises(CollectiveTimeout, match=r"timeout of 0\.3 s"):
+            dist.all_reduce(torch.ones(5), group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)

@@ -57,13 +57,21 @@ def leave() -> None:
 
 
 def load_data() -> None:
-    """Forks workers after the group has begun."""
+    """Forks workers, and uses the group in a fork, after it has begun."""
     from torch.utils.data import DataLoader
 
     dist.init_process_group("topoccl")
     loader: Any = DataLoader(list(range(20)), batch_size=5, num_workers=2)  # type: ignore[arg-type]
     seen = sum(int(batch.sum()) for batch in loader)
     assert seen == 190
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except topoccl.TopocclError as error:
+            os._exit(0 if "of which this is a fork" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     assert total() > 0
     dist.destroy_process_group()
     print("loaded", flush=True)
