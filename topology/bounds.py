@@ -94,22 +94,21 @@ def host_cut_bound(topology: Topology, collective: str, nbytes: int, root: int |
     return Bound(seconds, description, links, seconds, latency)
 
 
-def limiting_links(topology: Topology, collective: str, nbytes: int, root: int | None = None) -> frozenset[int]:
-    """Links (indices) of *all* cuts and sums that are as tight as :func:`host_cut_bound`'s: both uplinks of two equal racks. None
-    where latency limits.
+def tightest_cuts(topology: Topology, collective: str, nbytes: int, root: int | None = None) -> tuple[float, frozenset[int]]:
+    """The largest bound by a single cut, in seconds, and the links of *all* cuts that are as tight: both uplinks of two equal racks.
 
-    Raises:
-        ValueError: as :func:`host_cut_bound`.
+    Sums over parties, which no cut shows, do not count. ``(0.0, frozenset())`` where there is nothing to send.
     """
-    bound = host_cut_bound(topology, collective, nbytes, root)
-    if not bound.links:
-        return frozenset()
-    found = set(bound.links)
-    for amount, crossing, _ in _claims(topology, collective, nbytes, root):
-        bandwidth = math.fsum(topology.links[link].bandwidth for link in crossing)
-        if bandwidth and math.isclose(amount / bandwidth, bound.seconds, rel_tol=1e-9):
-            found.update(crossing)
-    return frozenset(found)
+    best, found = 0.0, set[int]()
+    if topology.num_ranks > 1 and nbytes and collective != "barrier":
+        for amount, crossing, _ in _cuts(topology, collective, nbytes, root):
+            bandwidth = math.fsum(topology.links[link].bandwidth for link in crossing)
+            seconds = amount / bandwidth if bandwidth else 0.0
+            if seconds > best * (1 + 1e-9):
+                best, found = seconds, set()
+            if seconds and math.isclose(seconds, best, rel_tol=1e-9):
+                found.update(crossing)
+    return best, frozenset(found)
 
 
 _Claim = tuple[float, Collection[int], Callable[[], str]]

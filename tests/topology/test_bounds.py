@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoccl.topology import Topology
-from topoccl.topology.bounds import host_cut_bound, limiting_links
+from topoccl.topology.bounds import host_cut_bound, tightest_cuts
 from topoccl.topology.load import load
 from topoccl.topology.routes import Routes
 
@@ -135,9 +135,17 @@ def test_a_thousand_hosts() -> None:
     assert bound.seconds == pytest.approx(2 * 1023 / 1024 * 2**30 / 1.25e9)
 
 
-def test_every_tightest_cut_limits() -> None:
-    racks = load("racks:2x4x2,oversub=16")
-    names = {racks.links[link].name for link in limiting_links(racks, "all_reduce", 1 << 30)}
+def test_all_cuts_that_are_tightest() -> None:
+    def named(spec: str) -> tuple[float, set[str]]:
+        topology = load(spec)
+        seconds, links = tightest_cuts(topology, "all_reduce", 1 << 30)
+        return seconds, {topology.links[link].name for link in links}
+
+    seconds, names = named("racks:2x4x2,oversub=16")
     assert names == {"rack0->core", "core->rack0", "rack1->core", "core->rack1"}
-    assert set(host_cut_bound(racks, "all_reduce", 1 << 30).links) < limiting_links(racks, "all_reduce", 1 << 30)
-    assert limiting_links(racks, "all_reduce", 4) == frozenset()
+    assert seconds == pytest.approx((1 << 30) / 312.5e6)
+    assert named("dgx-a100:2,net=25GB/s")[1] == {f"h{h}.ib{n}->ib0" for h in (0, 1) for n in range(8)} | {
+        f"ib0->h{h}.ib{n}" for h in (0, 1) for n in range(8)
+    }
+    assert len(named("torus:4x4")[1]) == 64
+    assert named("cluster:1x1") == (0.0, set())

@@ -1,19 +1,25 @@
-"""What a picture shines red on: the links that limit large all_reduces."""
+"""What a picture shines red on: the cut that limits large all_reduces."""
 
 from __future__ import annotations
 
-from topoccl.topology.bounds import host_cut_bound, limiting_links
+from topoccl.topology.bounds import tightest_cuts
 from topoccl.topology.graph import Topology
 from topoccl.topology.units import format_rate
 
-_SIZE = 1 << 40  # bytes: so many that latencies do not count
+_SIZE = 1 << 40  # bytes
 
 
 def bottleneck(topology: Topology) -> tuple[frozenset[int], str]:
-    """Indices of the links of all tightest cuts (:mod:`topoccl.topology.bounds`), and a sentence; nothing for one rank."""
-    if topology.num_ranks < 2:
+    """Indices of the links of the tightest cuts, and a sentence about them.
+
+    No links where every rank's own ones limit alike, as in a torus or a single machine: then nothing stands out.
+    """
+    seconds, links = tightest_cuts(topology, "all_reduce", _SIZE)
+    if not links:
         return frozenset(), ""
-    bound = host_cut_bound(topology, "all_reduce", _SIZE)
-    if not bound.links:
-        return frozenset(), ""
-    return limiting_links(topology, "all_reduce", _SIZE), f"red limits all_reduce: at best {format_rate(_SIZE / bound.seconds)}"
+    rate = format_rate(_SIZE / seconds)
+    slots = set(topology.slots)
+    own = {index for index, link in enumerate(topology.links) if link.src in slots or link.dst in slots}
+    if own <= links:
+        return frozenset(), f"every rank's own links limit all_reduce alike: at best {rate}"
+    return links, f"red limits all_reduce: at best {rate}"

@@ -1,6 +1,6 @@
 """A picture as shapes, for any writer: hosts as boxes, ranks in squares, line width by bandwidth, colour by kind of link.
 
-What limits large all_reduces (the cut of :func:`~topoccl.topology.bounds.host_cut_bound`) shines red.
+What limits large all_reduces (:mod:`topoccl.topology.render.cut`) shines red.
 """
 
 from __future__ import annotations
@@ -230,7 +230,9 @@ class _Drawing:
             shapes += [Line(_straight((20, y - 4), (60, y - 4)), color(kind), wide, "line", note), Words(70, y, note, "note")]
         if self.limit:
             y += 18
-            shapes += [Line(_straight((20, y - 4), (60, y - 4)), CUT_COLOR, 6, "cut", self.limit), Words(70, y, self.limit, "note")]
+            if self.cut:
+                shapes.append(Line(_straight((20, y - 4), (60, y - 4)), CUT_COLOR, 6, "cut", self.limit))
+            shapes.append(Words(70 if self.cut else 20, y, self.limit, "note"))
         self.legend_lines = round((y - self.picture.height) / 18)
         return shapes
 
