@@ -12,10 +12,11 @@ import numpy as np
 from topoccl.algorithms.choice import Choice, format_choice
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
-from topoccl.collectives.calls import Bound, bind, counts_of, expect
+from topoccl.collectives.calls import Bound, bind, check_root, counts_of, expect
+from topoccl.collectives.config import check_timeout
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
-from topoccl.collectives.executor.dtypes import Array, DType
+from topoccl.collectives.executor.dtypes import Array, DType, elements
 from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
@@ -97,7 +98,7 @@ class Communicator:
         self, src: Any, dst: Any, op: str = "sum", *, factor: float | None = None, async_op: bool = False, timeout: float | None = None
     ) -> Pending | None:
         """Rank r gets block r of the reduction: ``src`` has ``size`` blocks as large as ``dst``."""
-        bound = bind("reduce_scatter", src, dst, -self.rank * _elements(dst))
+        bound = bind("reduce_scatter", src, dst, -self.rank * elements(dst))
         expect("reduce_scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
         return self._reducing("reduce_scatter", None, bound, bound.out.size, op, factor, async_op, timeout)
 
@@ -106,7 +107,7 @@ class Communicator:
         timeout: float | None = None,
     ) -> Pending | None:  # fmt: skip
         """``root`` gets the reduction of all ``src`` in ``dst`` (in place without one); other ranks' ``dst`` is not looked at."""
-        self._check_root("reduce", root)
+        check_root("reduce", root, self.size)
         target = (src if dst is None else dst) if self.rank == root else None
         bound = bind("reduce", src, target)
         if target is not None:
@@ -115,39 +116,39 @@ class Communicator:
 
     def all_gather(self, src: Any, dst: Any, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Every rank gets all ``src`` one after the other in ``dst``."""
-        bound = bind("all_gather", src, dst, self.rank * _elements(src))
+        bound = bind("all_gather", src, dst, self.rank * elements(src))
         expect("all_gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
         return self._moving("all_gather", None, bound, bound.inp.size, async_op, timeout)
 
     def broadcast(self, buf: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Every rank gets what ``root`` has in ``buf``."""
-        self._check_root("broadcast", root)
-        bound = bind("broadcast", buf if self.rank == root else None, buf)
+        check_root("broadcast", root, self.size)
+        bound = bind("broadcast", buf if self.rank == root else None, buf, writes=self.rank != root)
         return self._moving("broadcast", root, bound, bound.out.size, async_op, timeout)
 
     def gather(self, src: Any, dst: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """``root`` gets all ``src`` one after the other in ``dst``."""
-        self._check_root("gather", root)
+        check_root("gather", root, self.size)
         if self.rank == root and dst is None:
             raise ConfigError(f"gather: rank {root} is the root and needs an output")
-        bound = bind("gather", src, dst if self.rank == root else None, self.rank * _elements(src))
+        bound = bind("gather", src, dst if self.rank == root else None, self.rank * elements(src))
         if self.rank == root:
             expect("gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
         return self._moving("gather", root, bound, bound.inp.size, async_op, timeout)
 
     def scatter(self, src: Any, dst: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Rank r gets block r of what ``root`` has in ``src``; other ranks' ``src`` is not looked at."""
-        self._check_root("scatter", root)
+        check_root("scatter", root, self.size)
         if self.rank == root and src is None:
             raise ConfigError(f"scatter: rank {root} is the root and needs an input")
-        bound = bind("scatter", src if self.rank == root else None, dst, -self.rank * _elements(dst))
+        bound = bind("scatter", src if self.rank == root else None, dst, -self.rank * elements(dst))
         if self.rank == root:
             expect("scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
         return self._moving("scatter", root, bound, bound.out.size, async_op, timeout)
 
     def all_to_all(
-        self, src: Any, dst: Any, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None, *, async_op: bool = False,
-        timeout: float | None = None,
+        self, src: Any, dst: Any, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None, *,
+        async_op: bool = False, timeout: float | None = None,
     ) -> Pending | None:  # fmt: skip
         """Rank r gets block r of every rank's ``src``. With counts (elements, on all ranks or on none) blocks differ in size."""
         bound = bind("all_to_all", src, dst)
@@ -158,7 +159,8 @@ class Communicator:
         if send_counts is not None and recv_counts is not None:
             sending = counts_of("all_to_all", "input", send_counts, self.size, bound.inp.size)
             receiving = counts_of("all_to_all", "output", recv_counts, self.size, bound.out.size)
-            return self._start(lambda: self._uneven(bound, sending, receiving, timeout), async_op)
+            limit = self._limit(timeout)
+            return self._start(lambda: self._uneven(bound, sending, receiving, limit), async_op)
         expect("all_to_all", "output", bound.out.size, bound.inp.size, "as many as the input")
         if bound.inp.size % self.size:
             raise ConfigError(f"all_to_all: {bound.inp.size} elements cannot be divided among {self.size} ranks; give counts")
@@ -267,11 +269,13 @@ class Communicator:
     # Running
 
     def _limit(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
-
-    def _check_root(self, what: str, root: int) -> None:
-        if not 0 <= root < self.size:
-            raise ConfigError(f"{what}: root {root} is not a rank of a group of {self.size}")
+        """The timeout of a call that was given ``timeout``."""
+        if timeout is None:
+            return self.timeout
+        try:
+            return check_timeout(timeout)
+        except ValueError as error:
+            raise ConfigError(f"timeout={timeout!r}: {error}") from None
 
     def _start(self, call: Callable[[], Any], async_op: bool) -> Any:
         if self._closed:
@@ -279,7 +283,8 @@ class Communicator:
         return self._worker.submit(call) if async_op else self._worker.run(call)
 
     def _moving(self, what: str, root: int | None, bound: Bound, block: int, async_op: bool, timeout: float | None) -> Pending | None:
-        return self._start(lambda: self._call(what, root, bound, block, None, timeout), async_op)
+        limit = self._limit(timeout)
+        return self._start(lambda: self._call(what, root, bound, block, None, limit), async_op)
 
     def _reducing(
         self, what: str, root: int | None, bound: Bound, block: int, op: str, factor: float | None, async_op: bool, timeout: float | None
@@ -288,30 +293,31 @@ class Communicator:
         reduction.check_op(op, bound.dtype)
         if (op == "premul_sum") != (factor is not None):
             raise ConfigError(f"{what}: reduction {op} {'needs' if op == 'premul_sum' else 'takes no'} factor")
+        limit = self._limit(timeout)
 
         def call() -> None:
             if factor is not None:
                 bound.inp, bound.in_place = reduction.scaled(bound.inp, bound.dtype, factor), False
-            self._call(what, root, bound, block, op, timeout)
+            self._call(what, root, bound, block, op, limit)
             if op == "avg" and bound.out.size:
                 reduction.divide(bound.out, bound.dtype, self.size)
                 bound.finish()
 
         return self._start(call, async_op)
 
-    def _call(self, what: str, root: int | None, bound: Bound, block: int, op: str | None, timeout: float | None) -> None:
+    def _call(self, what: str, root: int | None, bound: Bound, block: int, op: str | None, limit: float) -> None:
         key = (what, root, block, bound.dtype.name, op, bound.in_place)
         plan = self._planner.find(key)
         if plan is None:
             spec = CollectiveSpec(what, self.size, root)
             blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
-            plan = self._plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound, op, timeout)
-        self._execute(plan, what, bound, timeout)
+            plan = self._plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit)
+        self._execute(plan, what, bound, limit)
 
-    def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], timeout: float | None) -> None:
+    def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], limit: float) -> None:
         """all_to_all with counts: relays need everyone's, so these are gathered first; then all ranks see what does not fit."""
         rows = np.empty((self.size, 2, self.size), np.int64)
-        self._call("all_gather", None, bind("all_to_all", np.array([sending, receiving], np.int64), rows), 2 * self.size, None, timeout)
+        self._call("all_gather", None, bind("all_to_all", np.array([sending, receiving], np.int64), rows), 2 * self.size, None, limit)
         counts = np.ascontiguousarray(rows[:, 0])
         wrong = np.argwhere(counts != rows[:, 1].T)
         if wrong.size:
@@ -326,16 +332,15 @@ class Communicator:
             largest = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
             spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
             nbytes = largest * bound.dtype.itemsize
-            plan = self._plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound, None, timeout)
-        self._execute(plan, "all_to_all", bound, timeout)
+            plan = self._plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound, None, limit)
+        self._execute(plan, "all_to_all", bound, limit)
 
     def _plan(
-        self, key: Hashable, spec: CollectiveSpec, nbytes: int, block: int | Sequence[int], bound: Bound, op: str | None,
-        timeout: float | None,
-    ) -> Plan:  # fmt: skip
+        self, key: Hashable, spec: CollectiveSpec, nbytes: int, block: int | Sequence[int], bound: Bound, op: str | None, limit: float
+    ) -> Plan:
         self._check_usable()
         try:
-            return self._planner.plan(key, spec, nbytes, block, bound.dtype, op, bound.in_place, self._limit(timeout))
+            return self._planner.plan(key, spec, nbytes, block, bound.dtype, op, bound.in_place, limit)
         except (CollectiveTimeout, TransportError, MismatchError) as error:
             self._broken = type(error)(
                 f"{spec.collective} (call {self._calls + 1} of group {self.name}, rank {self.rank} of {self.size}) "
@@ -347,11 +352,10 @@ class Communicator:
         if self._broken is not None:
             raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
 
-    def _execute(self, plan: Plan, what: str, bound: Bound, timeout: float | None) -> None:
+    def _execute(self, plan: Plan, what: str, bound: Bound, limit: float) -> None:
         self._check_usable()
         self._calls = number = self._calls + 1
         parity = number & 1
-        limit = self.timeout if timeout is None else timeout
 
         def describe() -> str:
             return f"{what} (call {number} of group {self.name}, rank {self.rank} of {self.size}, {plan.agreed.schedule.label})"

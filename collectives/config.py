@@ -20,6 +20,7 @@ from topoccl.collectives.logging import DEFAULT_SUBSYSTEMS, Level, Logger, Subsy
 from topoccl.topology.units import parse_time
 
 PREFIX = "TOPOCCL_"
+LONGEST_TIMEOUT = 1e9  # seconds; Gloo counts milliseconds, and locks nanoseconds, in 64 bits
 DEFAULT_FILE = ".topoccl.conf"  # in the home directory
 
 
@@ -93,11 +94,16 @@ def _switch(text: str) -> bool:
     return text.strip() == "1"
 
 
-def _timeout(text: str) -> float:
-    seconds = parse_time(text)
+def check_timeout(timeout: str | float) -> float:
+    """Seconds; a time that is longer than clocks can count becomes :data:`LONGEST_TIMEOUT`.
+
+    Raises:
+        ValueError: not a time, or none at all.
+    """
+    seconds = parse_time(timeout)
     if seconds == 0:
         raise ValueError("a timeout of zero would fail every call")
-    return seconds
+    return min(seconds, LONGEST_TIMEOUT)
 
 
 def _path(text: str) -> str:
@@ -181,7 +187,7 @@ class Config:
     )
     timeout: float = _option(
         600.0,
-        _timeout,
+        check_timeout,
         "How long a call may take before it fails.",
         "a time such as `30s`, `2min`; seconds without a unit",
         show=lambda value: f"{value:.12g}s",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topoccl.collectives.calls import store
+from topoccl.collectives.calls import below, contiguous, landing, store
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.dtypes import Array, DType, dtype_of, flat, is_contiguous
 from topoccl.collectives.transports.base import TAG_BITS
@@ -75,21 +75,21 @@ class Message:
 
 
 def _tag(tag: int) -> int:
-    if not 0 <= tag < USER_TAGS:
-        raise ConfigError(f"tag {tag} is out of range; known tags: 0 to {USER_TAGS - 1}")
+    if not below(tag, USER_TAGS):
+        raise ConfigError(f"tag {tag!r} is out of range; known tags: 0 to {USER_TAGS - 1}")
     return _BASE + tag
 
 
 def _peer(transport: Transport, peer: int) -> int:
-    if not 0 <= peer < transport.size:
-        raise ConfigError(f"rank {peer} is not a rank of a group of {transport.size}")
+    if not below(peer, transport.size):
+        raise ConfigError(f"rank {peer!r} is not a rank of a group of {transport.size}")
     return peer
 
 
 def begin_send(transport: Transport, buf: Any, peer: int, tag: int, timeout: float) -> Message:
     """Begins to send a tensor or array of any layout."""
     dtype = dtype_of(buf)
-    data = flat(buf if is_contiguous(buf) else (np.ascontiguousarray(buf) if isinstance(buf, np.ndarray) else buf.contiguous()), dtype)
+    data = flat(buf if is_contiguous(buf) else contiguous(buf), dtype)
     request = transport.isend(_peer(transport, peer), _tag(tag), data.view(np.uint8))
     return Message(transport, request, data, None, dtype, timeout, f"send to rank {peer} with tag {tag}")
 
@@ -97,8 +97,7 @@ def begin_send(transport: Transport, buf: Any, peer: int, tag: int, timeout: flo
 def begin_recv(transport: Transport, buf: Any, peer: int | None, tag: int, timeout: float) -> Message:
     """Begins to receive into a tensor or array of any layout; ``peer`` None takes the next message with this tag from anyone."""
     dtype = dtype_of(buf)
-    direct = is_contiguous(buf)
-    data = flat(buf, dtype) if direct else np.empty(int(np.prod(buf.shape, dtype=np.int64)), dtype.carrier)
+    data, target = landing("recv", buf, dtype)
     request = transport.irecv(-1 if peer is None else _peer(transport, peer), _tag(tag), data.view(np.uint8))
     whom = "any rank" if peer is None else f"rank {peer}"
-    return Message(transport, request, data, None if direct else buf, dtype, timeout, f"recv from {whom} with tag {tag}")
+    return Message(transport, request, data, target, dtype, timeout, f"recv from {whom} with tag {tag}")

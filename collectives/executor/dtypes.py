@@ -84,18 +84,49 @@ def dtype_of(data: Any) -> DType:
 
 
 def flat(data: Any, dtype: DType) -> Array:
-    """A flat carrier view of a contiguous tensor or array; shares its storage."""
-    if isinstance(data, np.ndarray):
-        view = data.reshape(-1)
-        return view if dtype.native else view.view(dtype.carrier)
-    tensor = data.detach()
-    if not dtype.native:
-        import torch
+    """A flat carrier view of a contiguous tensor or array; shares its storage.
 
-        tensor = tensor.view(getattr(torch, dtype.carrier.name))
-    result: Array = tensor.numpy()
+    Raises:
+        ConfigError: a tensor whose elements are not in this process's memory as they are (sparse, of a device, lazily conjugated).
+    """
+    if isinstance(data, np.ndarray):
+        view = (data if type(data) is np.ndarray else np.asarray(data)).reshape(-1)  # np.matrix would never be flat
+        return view if dtype.native else view.view(dtype.carrier)
+    try:
+        tensor = data.detach()
+        if not dtype.native:
+            import torch
+
+            tensor = tensor.view(getattr(torch, dtype.carrier.name))
+        result: Array = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(f"this tensor of {dtype.name} cannot be sent: {str(error).splitlines()[0]}") from None
     return result if result.ndim == 1 else result.reshape(-1)
 
 
 def is_contiguous(data: Any) -> bool:
-    return bool(data.flags.c_contiguous) if isinstance(data, np.ndarray) else bool(data.is_contiguous())
+    """Whether the elements of a tensor or an array follow each other in memory.
+
+    Raises:
+        ConfigError: something else that has a dtype, such as a NumPy scalar, or a tensor without dense memory.
+    """
+    if isinstance(data, np.ndarray):
+        return bool(data.flags.c_contiguous)
+    try:
+        return bool(data.is_contiguous())
+    except (AttributeError, RuntimeError):
+        raise ConfigError(f"expected a dense torch tensor or a NumPy array, got {type(data).__name__} of {data.dtype}") from None
+
+
+def elements(data: Any) -> int:
+    """How many elements a tensor or an array has.
+
+    Raises:
+        ConfigError: neither of them.
+    """
+    if isinstance(data, np.ndarray):
+        return int(data.size)
+    try:
+        return int(data.numel())
+    except AttributeError:
+        raise ConfigError(f"expected a torch tensor or a NumPy array, got {type(data).__name__}") from None

@@ -42,7 +42,8 @@ def canonical_op(op: str) -> str:
     """
     if op in _KNOWN_OPS:
         return op
-    name = {"prod": "product", "mean": "avg", "add": "sum"}.get(op.lower(), op.lower())
+    name = str(op).lower()
+    name = {"prod": "product", "mean": "avg", "add": "sum"}.get(name, name)
     if name not in _KNOWN_OPS:
         raise ConfigError(f"unknown reduction {op!r}; known: {', '.join(OPS)}")
     return name
