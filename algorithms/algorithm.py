@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,3 +44,27 @@ class Algorithm:
     variants: tuple[Mapping[str, Any], ...] = ({},)
     reject: Callable[[CollectiveSpec, Topology], str | None] = _accept
     summary: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the builder's parameters."""
+        return tuple(p.name for p in inspect.signature(self.build).parameters.values() if p.kind is p.KEYWORD_ONLY)
+
+
+def label_of(name: str, params: Mapping[str, Any]) -> str:
+    """What the tables call a candidate: ``ring[channels=2]``, or the bare name without parameters."""
+    return f"{name}[{','.join(f'{key}={value}' for key, value in params.items())}]" if params else name
+
+
+def read_label(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters (whole numbers as such) that a label names; spaces do not matter.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    name, bracket, inside = "".join(text.split()).partition("[")
+    pairs = [pair.partition("=") for pair in inside.removesuffix("]").split(",")] if bracket else []
+    params = {key: int(value) if value.isdecimal() else value for key, _, value in pairs if key and value}
+    if not name or len(params) != len(pairs) or (bracket and not inside.endswith("]")):
+        raise ValueError(f"{text!r} is not of the form name or name[key=value,...], each key once")
+    return name, params

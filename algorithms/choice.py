@@ -8,6 +8,8 @@ from typing import Any
 from topoccl.algorithms.schedule import Schedule
 from topoccl.topology.units import format_size, format_time
 
+MEASURED = "measured"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -15,11 +17,11 @@ class Candidate:
 
     Attributes:
         algorithm: its label, such as ``ring[channels=2]``.
-        seconds: predicted, None when it was not (it cannot serve the call, was excluded, or cannot win).
+        seconds: predicted or measured, None when neither (it cannot serve the call, was excluded, or cannot win).
         rejected: why it is not the choice; None for the choice alone.
         segments, messages: the best number of pipeline segments, and all messages of all ranks with it.
         bytes_by_kind: payload bytes that cross each kind of link, all messages together.
-        mode: how it was predicted, ``flow`` or ``wavefront``; empty when it was not.
+        mode: how it was predicted, ``flow`` or ``wavefront``, or ``measured`` when a tuning file says it; empty without seconds.
     """
 
     algorithm: str
@@ -30,6 +32,11 @@ class Candidate:
     bytes_by_kind: dict[str, float] = field(default_factory=dict)
     mode: str = ""
 
+    @property
+    def measured(self) -> bool:
+        """Whether ``seconds`` was measured, not predicted."""
+        return self.mode == MEASURED
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -39,7 +46,7 @@ class Choice:
         collective, nbytes: what was asked for; ``nbytes`` is nccl-tests' size (the larger of a rank's buffers).
         algorithm: the label of the winner.
         schedule, segments: what to run.
-        seconds: predicted for ``nbytes``.
+        seconds: predicted for ``nbytes``, or measured.
         bound_seconds, bound: what no schedule undercuts on this topology, and what says so.
         bottleneck: the link that the schedule keeps busy longest, in words; empty without messages between ranks.
         reason: a sentence: why it won, or that it was forced.
@@ -66,13 +73,18 @@ class Choice:
     profile: str = ""
 
     @property
+    def measured(self) -> bool:
+        """Whether ``seconds`` was measured, not predicted."""
+        return any(c.measured for c in self.candidates if c.rejected is None)
+
+    @property
     def bound_fraction(self) -> float:
-        """The bound's seconds over the predicted: 1 is optimal."""
+        """The bound's seconds over the choice's: 1 is optimal."""
         return self.bound_seconds / self.seconds if self.seconds > 0 else 1.0
 
     @property
     def ratio(self) -> float:
-        """Predicted seconds over the bound's; infinite when only the bound is zero."""
+        """The choice's seconds over the bound's; infinite when only the bound is zero."""
         return 1 / self.bound_fraction if self.bound_fraction > 0 else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +126,7 @@ def format_choice(choice: Choice) -> str:
             (
                 "" if c.rejected else "*",
                 c.algorithm,
-                "-" if c.seconds is None else format_time(c.seconds),
+                format_seconds(c),
                 "-" if c.seconds is None else str(c.segments),
                 format_kinds(c.bytes_by_kind),
                 c.rejected or "the choice",
@@ -129,8 +141,9 @@ def heading(choice: Choice) -> str:
     """One line: what, how fast, why."""
     segments = f" in {choice.segments} segments" if choice.segments > 1 else ""
     ranks = choice.schedule.spec.ranks
+    how = MEASURED if choice.measured else "predicted"
     what = f"{choice.collective} of {format_size(choice.nbytes)} bytes among {ranks} rank{'s' if ranks > 1 else ''}"
-    return f"{what}: {choice.algorithm}{segments}, {format_time(choice.seconds)} predicted; {choice.reason}"
+    return f"{what}: {choice.algorithm}{segments}, {format_time(choice.seconds)} {how}; {choice.reason}"
 
 
 def summary(choice: Choice) -> str:
@@ -142,9 +155,16 @@ def summary(choice: Choice) -> str:
 
 
 def ranked(choice: Choice) -> list[Candidate]:
-    """The candidates for people: the choice, then the predicted ones by time, then the others."""
+    """The candidates for people: the choice, then those with a time by time, then the others."""
     slowest = float("inf")
     return sorted(choice.candidates, key=lambda c: (c.rejected is not None, slowest if c.seconds is None else c.seconds))
+
+
+def format_seconds(candidate: Candidate) -> str:
+    """``12ms``, ``12ms, measured``; ``-`` for none."""
+    if candidate.seconds is None:
+        return "-"
+    return format_time(candidate.seconds) + (f", {MEASURED}" if candidate.measured else "")
 
 
 def format_kinds(kinds: dict[str, float]) -> str:

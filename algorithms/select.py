@@ -1,22 +1,24 @@
-"""Which algorithm serves a call: a table of candidates with predicted seconds, then argmin.
+"""Which algorithm serves a call: a table of candidates with predicted or measured seconds, then argmin.
 
-Rules (``TOPOCCL_ALGO``) only edit the table. Nothing here depends on the order of hashes, on time or on the rank, so that every
-rank would choose alike; still, one rank chooses and tells the others.
+Rules (``TOPOCCL_ALGO``) and measured times (``TOPOCCL_TUNE_FILE``) only edit the table. Nothing here depends on the order of
+hashes, on time or on the rank, so that every rank would choose alike; still, one rank chooses and tells the others.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from topoccl.algorithms.algorithm import label_of, read_label
 from topoccl.algorithms.calibration import IDEAL, Profile
-from topoccl.algorithms.choice import Candidate, Choice, format_choice
+from topoccl.algorithms.choice import MEASURED, Candidate, Choice, format_choice
 from topoccl.algorithms.cost import CostModel, Prediction, block_bytes
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.selection_rules import AlgoRules
 from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.algorithms.tuning import Measured, Tuning
 from topoccl.topology.bounds import host_cut_bound
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes
@@ -48,6 +50,7 @@ class _Row(NamedTuple):
 def select(
     spec: CollectiveSpec, topology: Topology, nbytes: int | None = None, itemsize: int = 1, rules: AlgoRules | None = None,
     profile: Profile = IDEAL, fallback: str = "error", *, block_elems: int | Sequence[int] | None = None, exhaustive: bool = False,
+    tuning: Tuning | None = None,
 ) -> Choice:  # fmt: skip
     """Chooses a schedule.
 
@@ -61,6 +64,8 @@ def select(
         fallback: ``error``, or ``print`` or ``silent`` to take another algorithm when none that the rules allow can serve the
             call (``print`` fills ``Choice.warning``).
         exhaustive: predict every candidate, also those that cannot win; the choice is the same.
+        tuning: times to use in place of predicted ones; that they hold for ``topology`` is for the caller to see
+            (:meth:`~topoccl.algorithms.tuning.Tuning.mismatch`).
 
     Raises:
         SelectionError: no algorithm may serve the call.
@@ -75,9 +80,10 @@ def select(
     if nbytes < 0:
         raise ValueError(f"{spec.collective}: {nbytes} bytes; expected a size that is not negative")
     rules = rules if rules is not None else AlgoRules()
-    rows = _rows(spec, rules, nbytes)
+    tuning = tuning if tuning is not None else Tuning()
+    rows, measured = _rows(spec, topology, rules, nbytes, tuning)
     rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
-    models = _admit([row for row in rows if row.excluded is None], spec, topology, profile, rejected)
+    models = _admit([row for row in rows if row.excluded is None], spec, topology, profile, measured, rejected)
     warning = None
     if not models:
         problem = _problem(spec, nbytes, rows, rejected)
@@ -85,16 +91,17 @@ def select(
         if fallback == "error" or not others:
             raise SelectionError(f"{problem}; TOPOCCL_FALLBACK=print or silent takes another one" if others else problem)
         warning = problem
-        models = _admit(others, spec, topology, profile, rejected)
+        models = _admit(others, spec, topology, profile, measured, rejected)
         if not models:
             raise SelectionError(_problem(spec, nbytes, rows, rejected))
         for label in models:
             del rejected[label]
     block = block_bytes(spec, nbytes)
-    predictions = _predict(models, block, exhaustive)
+    predictions = _predict(models, block, measured, exhaustive)
     winner = _argmin(predictions)
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
-    reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes))
+    used = {label: tuning.source for label in models if label in measured}
+    reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used)
     if warning is not None:
         reason = f"{warning}; of the others, {reason}"
     if spec.uneven:
@@ -112,7 +119,7 @@ def select(
         bound=bound.description,
         bottleneck=_bottleneck(topology, best),
         reason=reason,
-        candidates=tuple(_candidate(row.label, predictions.get(row.label), rejected.get(row.label)) for row in rows),
+        candidates=tuple(_candidate(row.label, predictions.get(row.label), rejected.get(row.label), row.label in used) for row in rows),
         warning=warning if fallback == "print" else None,
         mean_size=spec.uneven,
         topology=topology.name,
@@ -125,14 +132,18 @@ class Selector:
 
     Args:
         topology: where the ranks of the group sit.
-        rules, profile, fallback: as for :func:`select`.
+        rules, profile, fallback, tuning: as for :func:`select`.
     """
 
-    def __init__(self, topology: Topology, rules: AlgoRules | None = None, profile: Profile = IDEAL, fallback: str = "error") -> None:
+    def __init__(
+        self, topology: Topology, rules: AlgoRules | None = None, profile: Profile = IDEAL, fallback: str = "error",
+        tuning: Tuning | None = None,
+    ) -> None:  # fmt: skip
         self.topology = topology
         self.rules = rules if rules is not None else AlgoRules()
         self.profile = profile
         self.fallback = fallback
+        self.tuning = tuning
         self._bounds = {
             collective: sorted({edge for item in entry.items for edge in (item.start, item.end) if edge})
             for collective, entry in self.rules.entries.items()
@@ -141,7 +152,7 @@ class Selector:
 
     def for_topology(self, topology: Topology) -> Selector:
         """A selector with the same settings for another group."""
-        return Selector(topology, self.rules, self.profile, self.fallback)
+        return Selector(topology, self.rules, self.profile, self.fallback, self.tuning)
 
     def size_class(self, collective: str, nbytes: int) -> int:
         """The representative of the sizes that get the same choice as ``nbytes``.
@@ -162,7 +173,7 @@ class Selector:
         key = (spec, self.size_class(spec.collective, nbytes), itemsize)
         choice = self._choices.get(key)
         if choice is None:
-            choice = select(spec, self.topology, key[1], itemsize, self.rules, self.profile, self.fallback)
+            choice = select(spec, self.topology, key[1], itemsize, self.rules, self.profile, self.fallback, tuning=self.tuning)
             self._choices[key] = choice
         return choice
 
@@ -170,34 +181,47 @@ class Selector:
 # The table
 
 
-def _rows(spec: CollectiveSpec, rules: AlgoRules, nbytes: int) -> list[_Row]:
-    """Every variant of every algorithm of the collective, then variants that only the rules name."""
+def _rows(
+    spec: CollectiveSpec, topology: Topology, rules: AlgoRules, nbytes: int, tuning: Tuning
+) -> tuple[list[_Row], dict[str, Measured]]:
+    """Every variant of every algorithm of the collective, then variants that only the rules or measurements name; and what was measured."""
     rows: list[_Row] = []
     for algorithm in algorithms_for(spec.collective):
         for variant in algorithm.variants:
-            label = _label(algorithm.name, variant)
+            label = label_of(algorithm.name, variant)
             excluded = rules.reason(spec.collective, label, nbytes)
             rows.append(_Row(label, algorithm.name, tuple(sorted(variant.items())), excluded))
     known = {(row.algorithm, row.params) for row in rows}
     for selector in rules.forced(spec.collective, nbytes) or ():
-        name, bracket, inside = selector.partition("[")
-        params = tuple(sorted((k, int(v) if v.isdigit() else v) for k, _, v in (p.partition("=") for p in inside[:-1].split(",") if p)))
-        if bracket and (name, params) not in known:
+        name, params = _parameters(selector)
+        if params and (name, params) not in known:
             rows.append(_Row(selector, name, params, None))
-    return rows
+            known.add((name, params))
+    hosts = len(topology.ranks_by_host)
+
+    def look_up(label: str) -> Measured | None:
+        return tuning.seconds(spec.collective, spec.ranks, label, nbytes, root=spec.root, hosts=hosts)
+
+    for label in tuning.labels(spec.collective, spec.ranks):
+        if _parameters(label) not in known and look_up(label) is not None:
+            rows.append(_Row(label, *_parameters(label), rules.reason(spec.collective, label, nbytes)))
+    return rows, {row.label: found for row in rows if (found := look_up(row.label)) is not None}
 
 
-def _label(name: str, params: Mapping[str, Any]) -> str:
-    return f"{name}[{','.join(f'{k}={v}' for k, v in params.items())}]" if params else name
+def _parameters(label: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    name, params = read_label(label)
+    return name, tuple(sorted(params.items()))
 
 
 def _admit(
-    rows: Sequence[_Row], spec: CollectiveSpec, topology: Topology, profile: Profile, rejected: dict[str, str]
-) -> dict[str, CostModel]:
-    """The models of the rows that can serve; for the others the reason goes to ``rejected``."""
+    rows: Sequence[_Row], spec: CollectiveSpec, topology: Topology, profile: Profile, measured: Mapping[str, Measured],
+    rejected: dict[str, str],
+) -> dict[str, CostModel]:  # fmt: skip
+    """The models of the rows that can serve; for the others the reason goes to ``rejected``. Of rows with one schedule the first stays,
+    or the first that was measured."""
     models: dict[str, CostModel] = {}
     twins: dict[str, str] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.label not in measured):
         reason = by_name(spec.collective, row.algorithm).reject(spec, topology) or _unknown_parameter(spec, row)
         if reason is None:
             try:
@@ -211,12 +235,11 @@ def _admit(
                     continue
                 reason = f"here it is the same schedule as {twin}"
         rejected[row.label] = reason
-    return models
+    return {row.label: models[row.label] for row in rows if row.label in models}
 
 
 def _unknown_parameter(spec: CollectiveSpec, row: _Row) -> str | None:
-    build = by_name(spec.collective, row.algorithm).build
-    known = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = by_name(spec.collective, row.algorithm).parameters
     unknown = [key for key, _ in row.params if key not in known]
     return f"{row.algorithm} has no parameter {unknown[0]!r}; known: {', '.join(known) or 'none'}" if unknown else None
 
@@ -235,15 +258,22 @@ def _routes(topology: Topology) -> Routes:
 # The choice
 
 
-def _predict(models: Mapping[str, CostModel], block: float, exhaustive: bool) -> dict[str, Prediction]:
-    """Predictions, most promising first; a model is left out when even its least time cannot win."""
-    predictions: dict[str, Prediction] = {}
-    best = float("inf")
-    for least, _, label in sorted((model.least(block), at, label) for at, (label, model) in enumerate(models.items())):
+def _predict(models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], exhaustive: bool) -> dict[str, Prediction]:
+    """What was measured, then predictions, most promising first; a model is left out when even its least time cannot win."""
+    predictions = {label: _measured(model, block, *measured[label]) for label, model in models.items() if label in measured}
+    best = min((p.seconds for p in predictions.values()), default=float("inf"))
+    others = ((model.least(block), at, label) for at, (label, model) in enumerate(models.items()) if label not in measured)
+    for least, _, label in sorted(others):
         if exhaustive or least <= best * (1 + EQUAL):
             predictions[label] = models[label].choose_segments(block, best * HOPELESS)
             best = min(best, predictions[label].seconds)
     return {label: predictions[label] for label in models if label in predictions}
+
+
+def _measured(model: CostModel, block: float, seconds: float, segments: int | None) -> Prediction:
+    """What the model says of messages and links, with the seconds that were measured."""
+    predicted = model.choose_segments(block) if segments is None else model.predict(block, segments)
+    return replace(predicted, seconds=seconds)
 
 
 def _argmin(predictions: Mapping[str, Prediction]) -> str:
@@ -272,12 +302,17 @@ def _times(slow: float, fast: float) -> str:
     return f"{slow / fast:.3g} times" if fast > 0 else f"{format_time(slow)}, not"
 
 
-def _reason(winner: str, predictions: Mapping[str, Prediction], admitted: int, forced: tuple[str, ...] | None) -> str:
+def _reason(
+    winner: str, predictions: Mapping[str, Prediction], admitted: int, forced: tuple[str, ...] | None, measured: Mapping[str, str]
+) -> str:
+    """``measured`` says where the time of a candidate comes from, if it was not predicted."""
     allowed = f" that TOPOCCL_ALGO allows ({', '.join(forced)})" if forced else ""
+    who = f"{winner}, as measured in {measured[winner]}," if winner in measured else winner
     if admitted == 1:
-        return f"{winner} is the only candidate{allowed}"
+        return f"{who} is the only candidate{allowed}"
     others = sorted((p.seconds, label) for label, p in predictions.items() if label != winner)
-    text = f"{winner} is the fastest of {admitted} candidates{allowed}"
+    counted = f" ({len(measured)} measured, {admitted - len(measured)} predicted)" if measured else ""
+    text = f"{who} is the fastest of {admitted} candidates{allowed}{counted}"
     best = predictions[winner]
     if not others:
         return f"{text}; no other can come as low"
@@ -305,11 +340,11 @@ def _bottleneck(topology: Topology, prediction: Prediction) -> str:
     return f"{topology.links[prediction.bottleneck_link].name}, busy {busy:.0%} of the time"
 
 
-def _candidate(label: str, prediction: Prediction | None, rejected: str | None) -> Candidate:
+def _candidate(label: str, prediction: Prediction | None, rejected: str | None, measured: bool) -> Candidate:
     if prediction is None:
         return Candidate(label, rejected=rejected)
     p = prediction
-    return Candidate(label, p.seconds, rejected, p.segments, p.messages, p.bytes_by_kind, p.mode)
+    return Candidate(label, p.seconds, rejected, p.segments, p.messages, p.bytes_by_kind, MEASURED if measured else p.mode)
 
 
 def _nbytes(spec: CollectiveSpec, block_elems: int | Sequence[int] | None, itemsize: int) -> int:

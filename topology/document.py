@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from topoccl.topology.graph import TopologyError
-from topoccl.topology.units import parse_rate, parse_time
+from topoccl.topology.units import parse_rate, parse_size, parse_time
 
 MAX_BYTES = 32 << 20
 MAX_DEPTH = 32
@@ -108,6 +108,9 @@ class Cursor:
             self.fail(f"a whole number from 0 to {most}")
         return value
 
+    def size(self) -> int:
+        return self._unit(parse_size)
+
     def rate(self) -> float:
         return self._unit(parse_rate)
 
@@ -119,14 +122,16 @@ class Cursor:
             return parse(self.node.value if not isinstance(self.node.value, list | dict) else None)
         except ValueError as error:
             self.fail(str(error).partition("expected ")[2])
+        except OverflowError:
+            self.fail("a smaller number")
 
     def plain(self) -> Any:
         """The value as Python data (attributes)."""
         return _plain(self.node)
 
 
-def read(text: str, source: str) -> Cursor:
-    """Parse YAML or JSON.
+def read(text: str, source: str, holds: str = "a mapping with hosts") -> Cursor:
+    """Parse YAML or JSON; ``holds`` says what an empty document lacks.
 
     Raises:
         TopologyError: not well formed, or over a limit.
@@ -143,7 +148,7 @@ def read(text: str, source: str) -> Cursor:
                 raise
             if as_json:
                 raise TopologyError(f"{source}: not JSON: {error}") from None
-    return Cursor(source, "", _from_yaml(text, source))
+    return Cursor(source, "", _from_yaml(text, source, holds))
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -174,9 +179,9 @@ _constructor: Any = yaml.constructor.SafeConstructor()
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _from_yaml(text: str, source: str) -> _Node:
+def _from_yaml(text: str, source: str, holds: str) -> _Node:
     try:
-        return _Composer(source).compose(yaml.parse(text, Loader=_Loader))
+        return _Composer(source, holds).compose(yaml.parse(text, Loader=_Loader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).partition("\n")[0]
@@ -200,8 +205,9 @@ class _Open:
 class _Composer:
     """Builds nodes from YAML's events without recursion, counting as it goes."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, holds: str) -> None:
         self.source = source
+        self.holds = holds
         self.anchors: dict[str, _Node | None] = {}
         self.stack: list[_Open] = []
         self.root: _Node | None = None
@@ -215,7 +221,7 @@ class _Composer:
             line = event.start_mark.line + 1 if event.start_mark else 1
             match event:
                 case yaml.DocumentStartEvent() if self.root is not None:
-                    self.fail(line, "a second document begins; one file describes one topology")
+                    self.fail(line, "a second document begins; one file holds one")
                 case yaml.ScalarEvent():
                     self.add(_Node(self.scalar(event, line), line), event.anchor, line)
                 case yaml.AliasEvent():
@@ -235,7 +241,7 @@ class _Composer:
                     value = self.mapping(done) if done.is_map else done.items
                     self.add(_Node(value, done.line, done.size), done.anchor, done.line)
         if self.root is None:
-            raise TopologyError(f"{self.source}: the document is empty; expected a mapping with hosts")
+            raise TopologyError(f"{self.source}: the document is empty; expected {self.holds}")
         return self.root
 
     def add(self, node: _Node, anchor: str | None, line: int) -> None:
