@@ -73,6 +73,8 @@ def single(given: Any) -> Tensor:
     Raises:
         ConfigError: several tensors; one per rank is all there is.
     """
+    if type(given) is list and len(given) == 1:
+        return given[0]
     if isinstance(given, Tensor):
         return given
     if len(given) != 1:

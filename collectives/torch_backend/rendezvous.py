@@ -16,11 +16,10 @@ from topoccl.collectives.bootstrap import KINDS, LaunchInfo, launch_environment,
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TopocclError, TransportError
 from topoccl.collectives.torch_backend.compat import default_timeout
+from topoccl.collectives.transports.rendezvous import wait_until_all_have_heard
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-_PATIENCE = 5.0  # seconds that rank 0 stays for others to hear of an error
 
 
 def over_mpi(url: str, timeout: timedelta | None = None, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
@@ -34,9 +33,13 @@ def over_mpi(url: str, timeout: timedelta | None = None, **kwargs: Any) -> Itera
     for name, value in (("rank", info.rank), ("world_size", info.size)):
         if int(asked.get(name, value)) != value:
             raise ConfigError(f"{name}={asked[name]} was given to init_process_group, but mpirun says {value}")
-    config = Config.from_environment(os.environ)
+    config, problem = Config(), None
+    try:
+        config = Config.from_environment(os.environ)
+    except TopocclError as error:  # raised on every rank
+        problem = error
     limit = default_timeout if timeout is None else timeout.total_seconds()
-    store, _ = store_over_mpi(dist, info, limit, config.socket_ifname)
+    store, _ = store_over_mpi(info, limit, config.socket_ifname, problem)
     yield store, info.rank, info.size
     raise RuntimeError("cannot meet again through mpi://")
 
@@ -97,7 +100,7 @@ class Meeting:
         try:
             return self.hear("settled", 0)
         except TopocclError:
-            self._wait_until_all_have_heard()
+            wait_until_all_have_heard(self.store, self.rank, self.size)
             raise
 
     def _hear_all(self) -> list[Any]:
@@ -110,17 +113,6 @@ class Meeting:
         if errors:
             raise errors[0]
         return said
-
-    def _wait_until_all_have_heard(self) -> None:
-        """The program may end now, and with rank 0 the store."""
-        end = time.monotonic() + _PATIENCE
-        try:
-            heard = self.store.add("heard", 1)
-            while self.rank == 0 and heard < self.size and time.monotonic() < end:
-                time.sleep(0.01)
-                heard = self.store.add("heard", 0)
-        except RuntimeError:
-            pass  # the store has gone; what is raised matters more
 
     def hear(self, key: str, teller: int) -> Any:
         """What rank ``teller`` of the default group has told.
