@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector
-from topoccl.collectives.bootstrap import choose_transport, exchange_or_raise, launch_environment, open_transport
+from topoccl.algorithms.tuning import Tuning, TuningError, load_tuning
+from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
 from topoccl.collectives.communicator import Communicator, open_communicators
-from topoccl.collectives.config import Config, check_agreement
+from topoccl.collectives.config import Config, check_agreement, variable_of
+from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
+from topoccl.collectives.opening import open_job
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
 from topoccl.topology.load import load
@@ -38,9 +41,7 @@ def init(**options: Any) -> Communicator:
         TopologyError: a topology file that is wrong or has fewer slots than ranks; on every rank.
         TransportError, CollectiveTimeout: ranks cannot reach each other.
     """
-    config = Config.from_environment(os.environ, **options)
-    info = launch_environment(os.environ)
-    transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
+    transport, config = open_job(launch_environment(os.environ), **options)
     try:
         return connect(transport, config)
     except BaseException:
@@ -66,7 +67,12 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         _write(config.topo_dump_file, dump(topology))
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name)
-    selector = Selector(topology, rules, profile if seen.share else profile.without_shared_memory(), config.fallback)
+    tuning = seen.tuning
+    if tuning is not None and (mismatch := tuning.mismatch(topology)):
+        if transport.rank == 0:
+            logger.warn(Subsystem.TUNING, "%s: %s", variable_of("tune_file"), mismatch)
+        tuning = None
+    selector = Selector(topology, rules, profile if seen.share else profile.without_shared_memory(), config.fallback, tuning)
     logger.info(
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )
@@ -83,6 +89,7 @@ class Survey:
         share: whether shared memory may be used.
         neighbours: who shares this rank's memory.
         described: the fabric that the configuration describes, its ranks put on their hosts; None without a description.
+        tuning: the measurements that the configuration names, None without.
     """
 
     facts: tuple[HostFacts, ...]
@@ -90,6 +97,7 @@ class Survey:
     share: bool
     neighbours: Neighbours
     described: Topology | None
+    tuning: Tuning | None
 
     @cached_property
     def discovered(self) -> Topology:
@@ -113,7 +121,11 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
         facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
         described = load(config.topo_file) if config.topo_file else None
         config.algo_rules(known_names())
-        mine = (config.agreement(), facts, config.hostid or facts.host_id, described, config.shm and not supported())
+        tuning = _tuning(config)
+        agreement = config.agreement()
+        if tuning is not None:
+            agreement[f"{variable_of('tune_file')} (digest of its contents)"] = tuning.digest[:16]
+        mine = (agreement, facts, config.hostid or facts.host_id, described, config.shm and not supported())
     except Exception as error:  # told to all ranks
         mine = error
     told = exchange_or_raise(transport, mine, timeout)
@@ -124,7 +136,16 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
     described = told[0][3]
     if described is not None:
         described = seat(described, [facts.hostname for facts in everyone])
-    return Survey(everyone, claims, share, neighbours, described)
+    return Survey(everyone, claims, share, neighbours, described, tuning)
+
+
+def _tuning(config: Config) -> Tuning | None:
+    if not config.tune_file:
+        return None
+    try:
+        return load_tuning(config.tune_file)
+    except TuningError as error:
+        raise ConfigError(f"{variable_of('tune_file')}: {error}") from None
 
 
 def _write(path: str, text: str) -> None:

@@ -9,17 +9,18 @@ import sys
 from itertools import zip_longest
 
 from topoccl.algorithms.calibration import TRANSPORTS, Profile, default_profile
-from topoccl.algorithms.choice import Choice, format_choice, format_kinds, heading, ranked, summary
+from topoccl.algorithms.choice import Choice, format_choice, format_kinds, format_seconds, heading, ranked, summary
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import FALLBACKS, select
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec, canonical_collective
+from topoccl.algorithms.tuning import Tuning, load_tuning
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import ConfigError
 from topoccl.topology.generators import known_shapes
 from topoccl.topology.graph import Topology
 from topoccl.topology.load import load, require_ranks
-from topoccl.topology.units import format_time, parse_size
+from topoccl.topology.units import parse_size
 
 ITEMSIZES = {
     "int8": 1, "uint8": 1, "bool": 1, "float8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int32": 4, "float32": 4, "int64": 8,
@@ -46,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"{', '.join(TRANSPORTS)}, or {IDEAL} for links alone; default: {IDEAL} for accelerators, else mpi",
     )
     parser.add_argument("--algo", metavar="RULES", help="in place of TOPOCCL_ALGO")
+    parser.add_argument("--tune-file", metavar="FILE", help="measured times, in place of TOPOCCL_TUNE_FILE")
     parser.add_argument("--fallback", metavar="MODE", help=f"in place of TOPOCCL_FALLBACK: {', '.join(FALLBACKS)}")
     parser.add_argument("--root", type=int, metavar="RANK", help="of a rooted collective (default 0)")
     parser.add_argument("--dtype", default="float32", help="element type (default float32)")
@@ -59,12 +61,14 @@ def run(args: argparse.Namespace) -> int:
     if args.dtype not in ITEMSIZES:
         raise ConfigError(f"unknown dtype {args.dtype!r}; known: {', '.join(ITEMSIZES)}")
     transport = None if args.transport == IDEAL else args.transport
-    config = Config.from_environment(os.environ, algo=args.algo, transport=transport, fallback=args.fallback)
-    topology = _place(_topology(args.topology or config.topo_file), args.ranks, args.placement)
+    config = Config.from_environment(os.environ, algo=args.algo, transport=transport, fallback=args.fallback, tune_file=args.tune_file)
+    fabric = _topology(args.topology or config.topo_file)
+    topology = _place(fabric, args.ranks, args.placement)
     spec = _spec(collective, topology.num_ranks, args.root, args.uneven)
     profile = default_profile(IDEAL) if args.transport == IDEAL else _profile(config, topology)
     rules = config.algo_rules(known_names())
-    choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True)
+    tuning = _tuning(config.tune_file, fabric, topology) if config.tune_file else None
+    choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True, tuning=tuning)
     if choice.warning:
         print(f"topoccl: warning: {choice.warning}", file=sys.stderr)
     if args.json:
@@ -74,6 +78,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(format_choice(choice))
     return 0
+
+
+def _tuning(path: str, fabric: Topology, group: Topology) -> Tuning | None:
+    """The file's measurements, if they hold for the group or for the fabric of which it is a part."""
+    tuning = load_tuning(path)
+    mismatch = None if tuning.holds(fabric) else tuning.mismatch(group)
+    if mismatch is None:
+        return tuning
+    print(f"topoccl: warning: {mismatch}", file=sys.stderr)
+    return None
 
 
 def _topology(text: str) -> Topology:
@@ -128,7 +142,7 @@ def _show(choice: Choice) -> None:
     for name in ("", "algorithm", "predicted", "segments", "bytes", "why"):
         table.add_column(name, justify="right" if name in ("predicted", "segments") else "left", overflow="fold")
     for c in ranked(choice):
-        row = ("-", "-") if c.seconds is None else (format_time(c.seconds), str(c.segments))
+        row = (format_seconds(c), "-" if c.seconds is None else str(c.segments))
         style = "bold green" if c.rejected is None else "dim" if c.seconds is None else None
         cells = ("" if c.rejected else "*", c.algorithm, *row, format_kinds(c.bytes_by_kind), c.rejected or "the choice")
         table.add_row(*map(Text, cells), style=style)  # Text: the brackets of labels are no markup

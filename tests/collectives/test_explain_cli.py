@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from topoccl.algorithms.registry import algorithms_for
+from topoccl.algorithms.tuning import ENTRY, Measurement, Tuning, dump_tuning
 from topoccl.collectives.cli import explain
 from topoccl.collectives.cli.main import main
+from topoccl.topology.generators import generate
 
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    for name in ("ALGO", "TOPO_FILE", "FALLBACK", "TRANSPORT", "SHM", "DEBUG", "CONF_FILE"):
+    for name in ("ALGO", "TOPO_FILE", "TUNE_FILE", "FALLBACK", "TRANSPORT", "SHM", "DEBUG", "CONF_FILE"):
         monkeypatch.delenv(f"TOPOCCL_{name}", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # no configuration file
 
@@ -102,6 +105,41 @@ def test_rules_come_from_the_option_else_the_variable(run: Explain, monkeypatch:
     data = run.json("all_reduce", "1M", "-t", "cluster:4x2", "--algo", "all_reduce:ring[channels=2]")
     assert data["choice"] == "ring[channels=2]"
     assert all("TOPOCCL_ALGO allows only" in row["rejected"] for row in data["candidates"] if row["algorithm"] != data["choice"])
+
+
+def test_measured_times(run: Explain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry = {"collective": "all_reduce", "ranks": 8, "algorithm": "direct", "bytes": "1M", "segments": 2, "seconds": "1us"}
+
+    def write(name: str, **fields: object) -> str:
+        path = tmp_path / name
+        path.write_text(json.dumps({"topoccl_tuning": 1, "entries": [entry | fields]}))
+        return str(path)
+
+    arguments = ("all_reduce", "1M", "-t", "cluster:4x2")
+    measured, free = write("a.json"), run.json(*arguments)
+    status, out, err = run(*arguments, "--tune-file", measured)
+    assert (status, err) == (0, "")
+    assert f"direct in 2 segments, 1us measured; direct, as measured in {measured}, is the fastest of " in out
+    assert next(line for line in out.splitlines() if line.startswith("*")).split()[1:4] == ["direct", "1us,", "measured"]
+    monkeypatch.setenv("TOPOCCL_TUNE_FILE", measured)
+    assert {row["algorithm"] for row in run.json(*arguments)["candidates"] if row["mode"] == "measured"} == {"direct"}
+    assert run.json(*arguments, "--tune-file", write("b.json", ranks=4)) == free
+    status, out, err = run(*arguments, "--tune-file", write("c.json", second=1))
+    assert (status, out) == (2, "")
+    assert err == f"topoccl: error: {tmp_path}/c.json: entries[0].second: unknown key 'second'; known here: {', '.join(ENTRY)}\n"
+
+
+def test_measured_times_of_another_topology(run: Explain, tmp_path: Path) -> None:
+    here, path = generate("cluster:4x2"), tmp_path / "t.yaml"
+    measurements = tuple(Measurement("all_reduce", ranks, "direct", 1 << 20, 1e-6) for ranks in (4, 8))
+    path.write_text(dump_tuning(Tuning(measurements, here.digest)))
+    on = ("all_reduce", "1M", "--tune-file", str(path), "-t")
+    assert run.json(*on, "cluster:4x2")["choice"] == run.json(*on, "cluster:4x2", "--ranks", "4")["choice"] == "direct"
+    status, out, err = run(*on, "cluster:2x4")
+    assert status == 0
+    assert err.startswith(f"topoccl: warning: the times of {path} are not used: they were measured on a topology with the digest ")
+    assert err.endswith(f"{here.digest[:16]}, but 'cluster:2x4' has {generate('cluster:2x4').digest[:16]}\n")
+    assert "measured" not in out
 
 
 def test_what_cannot_serve_is_an_error_or_a_warning(run: Explain) -> None:

@@ -1,0 +1,278 @@
+"""Tuning files: what is read and refused, and what measured sizes say of others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoccl.algorithms.algorithm import label_of, read_label
+from topoccl.algorithms.registry import algorithms_for
+from topoccl.algorithms.spec import COLLECTIVES, ROOTED
+from topoccl.algorithms.tuning import MAX_SEGMENTS, Measured, Measurement, Tuning, TuningError, dump_tuning, load_tuning, parse_tuning
+from topoccl.topology.generators import generate
+
+K, M = 1 << 10, 1 << 20
+RING = "ring[channels=2]"
+
+
+def parse(*entries: str, head: str = "") -> Tuning:
+    return parse_tuning(f"topoccl_tuning: 1\n{head}entries:\n" + "".join(f"- {{{entry}}}\n" for entry in entries), "t.yaml")
+
+
+def entry(**fields: object) -> str:
+    plain = {"collective": "all_reduce", "ranks": 8, "algorithm": '"ring[channels=2]"', "bytes": "1M", "seconds": "12ms"}
+    return ", ".join(f"{key}: {value}" for key, value in (plain | fields).items() if value is not None)
+
+
+def curve(*points: tuple[int, float, int | None]) -> Tuning:
+    return Tuning(tuple(Measurement("all_reduce", 8, RING, nbytes, seconds, segments) for nbytes, seconds, segments in points))
+
+
+def seconds(tuning: Tuning, nbytes: int) -> float | None:
+    found = tuning.seconds("all_reduce", 8, RING, nbytes)
+    return None if found is None else found.seconds
+
+
+# Files
+
+
+def test_a_file() -> None:
+    tuning = parse(
+        entry(segments=4),
+        entry(collective="AllGather", algorithm="ring", bytes=3000, seconds=1.5e-3),
+        entry(collective="broadcast", algorithm='" direct "', bytes="64 KiB", seconds="20us", root=7, hosts=2),
+        head="topology: 0123456789ABCDEF\n",
+    )
+    assert tuning.source == "t.yaml"
+    assert tuning.topology == "0123456789abcdef"
+    assert tuning.entries == (
+        Measurement("all_reduce", 8, RING, M, 0.012, 4),
+        Measurement("all_gather", 8, "ring", 3000, 0.0015),
+        Measurement("broadcast", 8, "direct", 64 * K, 20e-6, None, 7, 2),
+    )
+
+
+def test_json_says_the_same() -> None:
+    data = {"topoccl_tuning": 1, "entries": [{"collective": "all_reduce", "ranks": 8, "algorithm": RING, "bytes": M, "seconds": 0.012}]}
+    assert parse_tuning(json.dumps(data), "t.json") == parse(entry())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "t.yaml: the document is empty; expected a mapping with topoccl_tuning and entries"),
+        ("entries: []", "t.yaml:1: the document: key 'topoccl_tuning' is missing"),
+        ("topoccl_tuning: 1", "t.yaml:1: the document: key 'entries' is missing"),
+        ("topoccl_tuning: 2\nentries: []", "t.yaml:1: topoccl_tuning is 2; expected 1, the only version of this format"),
+        ("topoccl_tuning: true\nentries: []", "t.yaml:1: topoccl_tuning is True; expected 1"),
+        ("topoccl_tuning: 1\nentries: {}", "t.yaml:2: entries is an empty mapping; expected a list of measurements"),
+        ("topoccl_tuning: 1\nentry: []", "t.yaml:2: entry: unknown key 'entry'; known here: topoccl_tuning, topology, entries"),
+        ("topoccl_tuning: 1\nentries: []\nentries: []", "t.yaml:3: key 'entries' is given twice"),
+        ("topoccl_tuning: 1\nentries: !!python/name:os.system []", "only plain data is read"),
+        ("topoccl_tuning: 1\nentries: []\n---\n{}", "t.yaml:3: a second document begins"),
+        ("topoccl_tuning: 1\ntopology: cluster\nentries: []", "t.yaml:2: topology is 'cluster'; expected the digest of a topology, or"),
+        ("topoccl_tuning: 1\ntopology: 123456789012\nentries: []", "topology is 123456789012; expected the digest of a topology, or"),
+        ("topoccl_tuning: ]", "t.yaml:1: not YAML: "),
+    ],
+)
+def test_a_wrong_file(text: str, message: str) -> None:
+    with pytest.raises(TuningError) as caught:
+        parse_tuning(text, "t.yaml")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seconds": None}, "t.yaml:4: entries[1]: key 'seconds' is missing"),
+        ({"second": 1}, "t.yaml:4: entries[1].second: unknown key 'second'; known here: collective, ranks, algorithm, bytes, seconds, "),
+        ({"collective": "all_rejoice"}, "entries[1].collective is 'all_rejoice'; expected one of all_reduce, all_gather, "),
+        ({"collective": 5}, "entries[1].collective is 5; expected one of all_reduce, "),
+        ({"ranks": 0}, "entries[1].ranks is 0; expected a whole number from 1 to "),
+        ({"ranks": "true"}, "entries[1].ranks is True; expected a whole number"),
+        ({"bytes": "1Q"}, "entries[1].bytes is '1Q'; expected a number of bytes with an optional binary suffix"),
+        ({"bytes": -1}, "entries[1].bytes is -1; expected a number of bytes"),
+        ({"bytes": 1.5}, "entries[1].bytes is 1.5; expected a number of bytes"),
+        ({"bytes": "2048T"}, "entries[1].bytes is '2048T'; expected at most 1024T"),
+        ({"seconds": "12 minutes"}, "entries[1].seconds is '12 minutes'; expected a time such as 5us, "),
+        ({"seconds": 0}, "entries[1].seconds is 0; expected a time above zero"),
+        ({"seconds": ".nan"}, "entries[1].seconds is nan; expected a time"),
+        ({"seconds": "1" + "0" * 400}, "entries[1].seconds is a huge number; expected a smaller number"),
+        ({"algorithm": "rong"}, "entries[1].algorithm: unknown algorithm 'rong' for all_reduce; known: ring, tree, "),
+        ({"algorithm": "pairwise"}, "entries[1].algorithm: unknown algorithm 'pairwise' for all_reduce; known: ring, "),
+        ({"algorithm": '"ring[depth=2]"'}, "entries[1].algorithm: ring has no parameter 'depth'; known: channels"),
+        ({"algorithm": '"ring[channels=2"'}, "entries[1].algorithm: 'ring[channels=2' is not of the form name or name[key=value,...]"),
+        ({"segments": 0}, "entries[1].segments is 0; expected a whole number from 1 to "),
+        ({"segments": MAX_SEGMENTS + 1}, f"expected a whole number from 1 to {MAX_SEGMENTS}"),
+        ({"root": 0}, "entries[1].root: all_reduce has no root; those that have one: broadcast, reduce, gather, scatter"),
+        ({"collective": "broadcast", "algorithm": "direct", "root": 8}, "entries[1].root is 8; expected a whole number from 0 to 7"),
+        ({"hosts": 9}, "entries[1].hosts is 9; expected a whole number from 1 to 8"),
+        ({"collective": "barrier", "algorithm": "dissemination"}, "entries[1].bytes is '2M'; expected 0, since a barrier moves no data"),
+        (
+            {"bytes": 1024 * K, "seconds": 1, "algorithm": '"ring[ channels = 2 ]"'},
+            f"t.yaml:4: entries[1]: {RING} for all_reduce of 1M bytes among 8 ranks is already given by entries[0] (line 3)",
+        ),
+    ],
+)
+def test_a_wrong_entry(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(TuningError) as caught:
+        parse(entry(), entry(**({"bytes": "2M"} | fields)))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("t.yaml:4: ")
+
+
+def test_json_has_paths_instead_of_lines() -> None:
+    with pytest.raises(TuningError, match=r"t.json: entries\[0\]: key 'ranks' is missing"):
+        parse_tuning('{"topoccl_tuning": 1, "entries": [{"collective": "barrier"}]}', "t.json")
+
+
+def test_a_file_that_is_not_there(tmp_path: object) -> None:
+    with pytest.raises(TuningError, match=r"none\.yaml: cannot be read: No such file"):
+        load_tuning(f"{tmp_path}/none.yaml")
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    collective = draw(st.sampled_from(COLLECTIVES))
+    algorithm = draw(st.sampled_from(algorithms_for(collective)))
+    label = label_of(algorithm.name, draw(st.sampled_from(algorithm.variants)))
+    ranks = draw(st.integers(1, 1000))
+    return Measurement(
+        collective,
+        ranks,
+        label,
+        0 if collective == "barrier" else draw(st.integers(0, 1 << 40)),
+        draw(st.floats(1e-9, 1e6)),
+        draw(st.none() | st.integers(1, MAX_SEGMENTS)),
+        draw(st.none() | st.integers(0, ranks - 1)) if collective in ROOTED else None,
+        draw(st.none() | st.integers(1, ranks)),
+    )
+
+
+@given(st.lists(measurements(), max_size=5, unique_by=lambda m: (m.curve, m.nbytes)), st.none() | st.just("1234567890e12345"))
+def test_what_is_written_is_read(entries: list[Measurement], topology: str | None) -> None:
+    tuning = Tuning(tuple(entries), topology)
+    again = parse_tuning(dump_tuning(tuning))
+    assert again == tuning
+    assert again.digest == tuning.digest
+
+
+def test_people_can_read_what_is_written() -> None:
+    text = dump_tuning(Tuning((Measurement("all_reduce", 8, RING, M, 0.012, 4),)))
+    line = '- {collective: all_reduce, ranks: 8, algorithm: "ring[channels=2]", bytes: 1M, seconds: 12ms, segments: 4}'
+    assert text.splitlines()[2] == line
+
+
+# Digests
+
+
+def test_the_digest_is_that_of_the_contents() -> None:
+    one = curve((K, 1.0, 1), (M, 2.0, None))
+    assert one.digest == Tuning(one.entries[::-1], source="elsewhere").digest
+    for other in (curve((K, 1.0, 1), (M, 2.0, 1)), curve((K, 1.5, 1), (M, 2.0, None)), curve((K, 1.0, 1)), Tuning(one.entries, "0" * 12)):
+        assert other.digest != one.digest
+
+
+def test_times_hold_for_one_topology() -> None:
+    here, there = generate("cluster:4x2"), generate("cluster:2x4")
+    assert curve().mismatch(there) is None
+    for digest in (here.digest, here.digest[:12]):
+        tuning = Tuning((), digest, "t.yaml")
+        assert tuning.holds(here)
+        assert tuning.mismatch(here) is None
+        assert not tuning.holds(there)
+        assert tuning.mismatch(there) == (
+            f"the times of t.yaml are not used: they were measured on a topology with the digest {digest[:16]}, "
+            f"but 'cluster:2x4' has {there.digest[:16]}"
+        )
+    assert not Tuning((), here.digest).holds(here.place(range(8)[::-1]))
+
+
+# Looking up
+
+
+def test_a_measured_size_is_taken_as_it_is() -> None:
+    tuning = curve((K, 1.0, 1), (M, 7.0, 16))
+    assert tuning.seconds("all_reduce", 8, RING, K) == Measured(1.0, 1)
+    assert tuning.seconds("all_reduce", 8, RING, M) == (7.0, 16)
+    for other in (("all_gather", 8, RING), ("all_reduce", 4, RING), ("all_reduce", 8, "ring[channels=1]"), ("all_reduce", 8, "ring")):
+        assert tuning.seconds(*other, M) is None
+
+
+def test_between_sizes_logarithms_are_interpolated() -> None:
+    tuning = curve((K, 1e-3, 1), (4 * K, 4e-3, 2), (64 * K, 4e-3, None))
+    assert seconds(tuning, 2 * K) == pytest.approx(2e-3)
+    assert seconds(tuning, 3 * K) == pytest.approx(3e-3)
+    assert seconds(tuning, 9 * K) == pytest.approx(4e-3)
+    assert seconds(curve((K, 1e-3, 1), (M, 16e-3, 1)), 32 * K) == pytest.approx(4e-3)  # the square root of both
+    segments = [found.segments for n in (K + 1, 3 * K, 15 * K, 17 * K) if (found := tuning.seconds("all_reduce", 8, RING, n))]
+    assert segments == [1, 2, 2, None]
+
+
+def test_beyond_the_sizes_only_a_little_is_said() -> None:
+    tuning = curve((M, 3.0, 4), (2 * M, 4.0, 8))
+    assert seconds(tuning, M // 2) == 3.0
+    assert seconds(tuning, M // 2 - 1) is None
+    assert tuning.seconds("all_reduce", 8, RING, 3 * M) == (6.0, 8)
+    assert seconds(tuning, 4 * M) == 8.0
+    assert seconds(tuning, 4 * M + 1) is None
+
+
+def test_an_empty_call_stands_alone() -> None:
+    tuning = curve((0, 1.0, None), (8, 2.0, None))
+    assert seconds(tuning, 0) == 1.0
+    assert [seconds(tuning, n) for n in (1, 3, 4, 8)] == [None, None, 2.0, 2.0]
+    assert seconds(curve((8, 2.0, None)), 0) is None
+    assert seconds(curve((0, 1.0, None)), 1) is None
+
+
+@given(st.integers(1, 1 << 50), st.integers(1, 1 << 50), st.floats(1e-9, 1e6), st.floats(1e-9, 1e6), st.data())
+def test_between_two_sizes_time_stays_between_both(a: int, b: int, one: float, other: float, data: st.DataObject) -> None:
+    low, high = sorted((a, b))
+    tuning = curve((low, one, 1)) if low == high else curve((low, one, 1), (high, other, 1))
+    found = seconds(tuning, data.draw(st.integers(low, high)))
+    assert found is not None
+    times = [one] if low == high else [one, other]
+    assert min(times) * (1 - 1e-9) <= found <= max(times) * (1 + 1e-9)
+
+
+def test_any_spelling_of_a_candidate() -> None:
+    label = "hierarchical[inter=ring,channels=2]"
+    tuning = parse(entry(algorithm=f'"{label}"'))
+    for spelling in (label, "hierarchical[channels=2,inter=ring]", " hierarchical [ inter = ring, channels=2 ]"):
+        assert tuning.seconds("all_reduce", 8, spelling, M) == (0.012, None)
+    assert tuning.labels("all_reduce", 8) == ["hierarchical[channels=2,inter=ring]"]
+    assert tuning.labels("all_reduce", 4) == tuning.labels("all_gather", 8) == []
+
+
+def test_the_narrowest_entry_counts() -> None:
+    given = {"collective": "broadcast", "algorithm": "direct"}
+    limits: tuple[dict[str, int], ...] = ({}, {"hosts": 4}, {"root": 5}, {"root": 5, "hosts": 4})
+    tuning = parse(*(entry(**given, **limit, seconds=at + 1) for at, limit in enumerate(limits)))
+
+    def look_up(root: int | None, hosts: int | None) -> float:
+        found = tuning.seconds("broadcast", 8, "direct", M, root=root, hosts=hosts)
+        assert found is not None
+        return found.seconds
+
+    assert [look_up(*at) for at in ((5, 4), (5, 1), (0, 4), (0, 1), (None, None))] == [4, 3, 2, 1, 1]
+
+
+# Labels
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_labels_are_read_back(collective: str) -> None:
+    for algorithm in algorithms_for(collective):
+        for variant in algorithm.variants:
+            assert read_label(label_of(algorithm.name, variant)) == (algorithm.name, dict(variant))
+            assert set(variant) <= set(algorithm.parameters)
+
+
+@pytest.mark.parametrize("text", ["", "[a=1]", "ring[", "ring[]", "ring[a]", "ring[a=]", "ring[=1]", "ring[a=1", "r[a=1,a=2]", "r[a=1,]"])
+def test_what_is_no_label(text: str) -> None:
+    with pytest.raises(ValueError, match="is not of the form name or name"):
+        read_label(text)
