@@ -17,9 +17,10 @@ from topoccl.topology import Link, Topology, Vertex, VertexKind
 from topoccl.topology.files import loads
 from topoccl.topology.load import load
 from topoccl.topology.render import FORMATS, render, to_png
+from topoccl.topology.render.boxes import Box
 from topoccl.topology.render.drawing import draw
 from topoccl.topology.render.edges import CUT_COLOR, edges, rate_text, width
-from topoccl.topology.render.layout import Box, lay_out
+from topoccl.topology.render.layout import lay_out
 from topoccl.topology.render.tree import to_text
 
 SPECS = [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from topoccl.topology import fabric as fb
-from topoccl.topology.discovery.facts import HostFacts, NicFacts
+from topoccl.topology.discovery.facts import HostFacts, NicFacts, NumaFacts
 from topoccl.topology.discovery.pcie import Device, plug
 from topoccl.topology.fabric import Fabric
 from topoccl.topology.graph import Topology, TopologyError, VertexKind
@@ -64,7 +64,7 @@ def _host(fabric: Fabric, host: str, facts: list[HostFacts], ranks: list[int], s
     used = [node for node in first.numa if set(node.cpus) & cores]
     if len(used) > 1:
         for node in used:
-            known = {"cores": len(set(node.cpus) & cores)}
+            known = {"cores": len(set(node.cpus) & cores)} | distances(node)
             hubs[node.id] = fabric.add(f"{host}.numa{node.id}", VertexKind.NUMA, host, known)
             fabric.link(hubs[node.id], host, fb.NUMA_BANDWIDTH, fb.NUMA_LATENCY, "numa", attrs=_ASSUMED)
     for rank, one in zip(ranks, facts, strict=True):
@@ -80,6 +80,11 @@ def _host(fabric: Fabric, host: str, facts: list[HostFacts], ranks: list[int], s
         ports.append((port, nic))
     plug(fabric, host, devices)
     return ports
+
+
+def distances(node: NumaFacts) -> dict[str, Any]:
+    """How far a NUMA node is from each, as an attribute."""
+    return {"distances": list(node.distances)} if node.distances else {}
 
 
 def nic_name(nic: NicFacts) -> str:

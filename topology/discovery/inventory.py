@@ -15,7 +15,7 @@ from typing import Any
 from topoccl.topology import constants
 from topoccl.topology import fabric as fb
 from topoccl.topology.discovery import pci
-from topoccl.topology.discovery.assemble import assemble, nic_attrs, nic_name
+from topoccl.topology.discovery.assemble import assemble, distances, nic_attrs, nic_name
 from topoccl.topology.discovery.facts import HostFacts, NicFacts
 from topoccl.topology.discovery.gpus import gpu_topology, without_pcie
 from topoccl.topology.discovery.host import discover_host, usual_interface
@@ -117,7 +117,7 @@ def _from_sysfs(inventory: Inventory, host: str) -> Topology:
     between = constants.cpu_to_cpu(model.arch, model.vendor, model.family, model.model)
     hubs: dict[int | None, str] = {None: host}
     for node in facts.numa if len(facts.numa) > 1 else ():
-        vertex = fabric.add(f"{host}.numa{node.id}", VertexKind.NUMA, host, {"cores": len(node.cpus)})
+        vertex = fabric.add(f"{host}.numa{node.id}", VertexKind.NUMA, host, {"cores": len(node.cpus)} | distances(node))
         origin = {"source": "default"} if between is None else {}
         fabric.link(vertex, host, between or fb.NUMA_BANDWIDTH, fb.NUMA_LATENCY, "numa", attrs=origin)
         hubs[node.id] = vertex

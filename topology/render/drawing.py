@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from topoccl.topology.graph import Topology, VertexKind
+from topoccl.topology.render.boxes import Box
 from topoccl.topology.render.cut import bottleneck
 from topoccl.topology.render.edges import CUT_COLOR, Edge, color, edges, rate_text, short, width
-from topoccl.topology.render.layout import Box, Picture, lay_out
+from topoccl.topology.render.inside import PCIE_HEIGHT
+from topoccl.topology.render.layout import Picture, lay_out
 from topoccl.topology.units import format_time
 from topoccl.topology.wiring import owner
 
@@ -89,7 +91,8 @@ class _Drawing:
         legend = self.legend()
         crossing = [edge for edge in self.picture.edges if owner(self.topology, edge.a) != owner(self.topology, edge.b)]
         sheet = Sheet(self.topology.name, max(self.picture.width, 420.0), self.picture.height + 18 * self.legend_lines + 20)
-        counts = f"{len(self.topology.hosts)} hosts, {self.topology.num_ranks} ranks"
+        numbers = ((len(self.topology.hosts), "host"), (self.topology.num_ranks, "rank"))
+        counts = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in numbers)
         hidden = f", {self.picture.hidden} hosts not drawn" if self.picture.hidden else ""
         sheet.shapes += [Words(20, 28, self.topology.name, "title"), Words(20, 46, counts + hidden, "note")]
         for edge in crossing:
@@ -185,8 +188,8 @@ class _Drawing:
                     shapes.append(Rect(place, "free" if rank is None else "slot", 4, vertex.id))
                     shapes.append(Words(place.x, place.y + 4.5, "" if rank is None else str(rank), "mid rank"))
                 case VertexKind.NUMA:
-                    shapes.append(Words(place.x, place.top + 12, name, "mid small"))
-                case VertexKind.NIC | VertexKind.SWITCH:
+                    shapes.append(Words(place.left + 6, place.top + 12, name, "small"))
+                case VertexKind.NIC | VertexKind.SWITCH if place.h > PCIE_HEIGHT:
                     shapes.append(Rect(place, "nic" if vertex.kind is VertexKind.NIC else "switch", 3, vertex.id))
                     shapes.append(Words(place.x, place.y + 3.5, name, "mid small"))
                 case _:

@@ -7,48 +7,17 @@ switches stand on a circle, or in a row if they form one; else hosts stand in a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from topoccl.topology.graph import Topology, VertexKind
-from topoccl.topology.render.edges import Edge, edges, short
+from topoccl.topology.render.boxes import Box
+from topoccl.topology.render.edges import Edge, edges
+from topoccl.topology.render.inside import Inside
 from topoccl.topology.wiring import owner
 
-SLOT, GAP, NIC_HEIGHT, BAR, TITLE, MARGIN = 30.0, 8.0, 18.0, 18.0, 20.0, 10.0
-_ROW = 8  # slots in one row
 _SPACE = 56.0  # between hosts
 _LEVEL = 92.0  # between rows of switches
 _MOST_HOSTS = 32
-
-
-@dataclass
-class Box:
-    """A rectangle by its centre."""
-
-    x: float
-    y: float
-    w: float
-    h: float
-
-    @property
-    def left(self) -> float:
-        return self.x - self.w / 2
-
-    @property
-    def top(self) -> float:
-        return self.y - self.h / 2
-
-    @property
-    def bottom(self) -> float:
-        return self.y + self.h / 2
-
-    def border(self, x: float, y: float) -> tuple[float, float]:
-        """Where the line from the centre to a point leaves the rectangle."""
-        dx, dy = x - self.x, y - self.y
-        if dx == 0 and dy == 0:
-            return self.x, self.top
-        scale = min(self.w / 2 / abs(dx) if dx else math.inf, self.h / 2 / abs(dy) if dy else math.inf)
-        return self.x + dx * min(1.0, scale), self.y + dy * min(1.0, scale)
 
 
 @dataclass
@@ -77,7 +46,7 @@ def lay_out(topology: Topology) -> Picture:
     drawn = {vertex for host in shown for vertex in (host, *members[host])}
     drawn.update(v.id for v in topology.vertices.values() if v.host is None and v.kind is not VertexKind.HOST)
     picture.edges = [edge for edge in edges(topology) if edge.a in drawn and edge.b in drawn]
-    insides = {host: _Inside(topology, host, members[host], picture.edges) for host in shown}
+    insides = {host: Inside(topology, host, members[host], picture.edges) for host in shown}
     switches = [v for v in drawn if v in topology.vertices and topology.vertices[v].host is None and v not in insides]
     switches.sort(key=list(topology.vertices).index)
     centres = _levels(topology, insides, switches, picture) if switches else _flat(topology, insides, picture)
@@ -98,80 +67,7 @@ def lay_out(topology: Topology) -> Picture:
     return picture
 
 
-class _Inside:
-    """The parts of one host, placed from its top left corner: NICs and PCIe above the slots, switches below."""
-
-    def __init__(self, topology: Topology, host: str, members: Sequence[str], found: list[Edge]) -> None:
-        self.parts: dict[str, Box] = {}
-        kinds: dict[VertexKind, list[str]] = {kind: [] for kind in VertexKind}
-        for vertex in members:
-            kinds[topology.vertices[vertex].kind].append(vertex)
-        ends = [(owner(topology, edge.a), owner(topology, edge.b), edge) for edge in found]
-        hosts = set(topology.hosts)
-        direct = {end for a, b, edge in ends if a != b and {a, b} <= hosts for end in (edge.a, edge.b)}
-        direct -= {end for a, b, edge in ends if a != b and not {a, b} <= hosts for end in (edge.a, edge.b)}
-        nics = [nic for nic in kinds[VertexKind.NIC] if nic not in direct]  # the others are dots on the border
-        slots = kinds[VertexKind.SLOT]
-        meshed = any(edge.a in slots and edge.b in slots for edge in found)
-        nic_w = max([34.0, *(12 + 6.2 * len(short(topology, nic)) for nic in nics)])
-        slot_gap = 26.0 if meshed else max(GAP, nic_w + 4 - SLOT) if nics and len(nics) == len(slots) else GAP
-        node_of = {edge.a if edge.a in slots else edge.b: edge.b if edge.a in slots else edge.a for edge in found if edge.kind == "shm"}
-        groups = [[slot for slot in slots if node_of.get(slot) not in kinds[VertexKind.NUMA]]]
-        groups += [[slot for slot in slots if node_of.get(slot) == node] for node in kinds[VertexKind.NUMA]]
-        nodes = [None, *kinds[VertexKind.NUMA]]
-        per_row = 4 if meshed and len(slots) > 4 else _ROW
-        widths = [
-            max(min(len(group), per_row) * (SLOT + slot_gap) - slot_gap, 56.0 if node else 0.0)
-            for group, node in zip(groups, nodes, strict=True)
-        ]
-        pad = 8.0
-        spans = [width + (2 * pad if node else 0) for width, node in zip(widths, nodes, strict=True) if width]
-        inner = max(
-            [sum(spans) + 10 * (len(spans) - 1), len(nics) * (nic_w + 4) - 4, 6.6 * len(host), 36.0 * len(kinds[VertexKind.PCIE]) - 8],
-        )
-        self.w = max(inner, SLOT) + 2 * MARGIN
-        y = TITLE + 4
-        nic_gap = slot_gap + SLOT - nic_w if len(nics) == len(slots) and not meshed else max(4.0, 12 - nic_w / 8)
-        y = self.row(nics, nic_w, NIC_HEIGHT, nic_gap, y, 12)
-        pcie = kinds[VertexKind.PCIE]
-        pcie_gap = nic_gap + nic_w - 30 if len(pcie) == len(nics) else (self.w - 2 * MARGIN) / max(1, len(pcie)) - 30
-        y = self.row(pcie, 30, 12, pcie_gap, y, 16)
-        if meshed:
-            y += 22
-        x = self.w / 2 - (sum(spans) + 10 * (len(spans) - 1)) / 2
-        top, deepest = y, y
-        for group, node, width in zip(groups, nodes, widths, strict=True):
-            if not width:
-                continue
-            offset = pad if node else 0.0
-            for index, slot in enumerate(group):
-                row, column = divmod(index, per_row)
-                centre = x + offset + SLOT / 2 + column * (SLOT + slot_gap)
-                self.parts[slot] = Box(centre, top + (16 if node else 0) + SLOT / 2 + row * (SLOT + slot_gap), SLOT, SLOT)
-            rows = max(1, -(-len(group) // per_row))
-            bottom = top + (16 if node else 0) + rows * (SLOT + slot_gap) - slot_gap
-            if node:
-                bottom += pad
-                self.parts[node] = Box(x + width / 2 + pad, (top + bottom) / 2, width + 2 * pad, bottom - top)
-            deepest = max(deepest, bottom)
-            x += width + 2 * offset + 10
-        y = deepest + (22 if meshed and len(slots) > per_row else 0)
-        for switch in kinds[VertexKind.SWITCH]:
-            y += 16
-            self.parts[switch] = Box(self.w / 2, y + BAR / 2, self.w - 2 * MARGIN, BAR)
-            y += BAR
-        self.h = y + MARGIN
-
-    def row(self, vertices: Sequence[str], w: float, h: float, gap: float, y: float, below: float) -> float:
-        if not vertices:
-            return y
-        left = self.w / 2 - (len(vertices) * (w + gap) - gap) / 2
-        for index, vertex in enumerate(vertices):
-            self.parts[vertex] = Box(left + w / 2 + index * (w + gap), y + h / 2, w, h)
-        return y + h + below
-
-
-def _flat(topology: Topology, insides: dict[str, _Inside], picture: Picture) -> dict[str, tuple[float, float]]:
+def _flat(topology: Topology, insides: dict[str, Inside], picture: Picture) -> dict[str, tuple[float, float]]:
     """Centres of hosts without switches."""
     w = max((inside.w for inside in insides.values()), default=0.0) + _SPACE
     h = max((inside.h for inside in insides.values()), default=0.0) + _SPACE
@@ -214,7 +110,7 @@ def _walk(near: dict[str, set[str]]) -> list[str]:
     return order
 
 
-def _levels(topology: Topology, insides: dict[str, _Inside], switches: list[str], picture: Picture) -> dict[str, tuple[float, float]]:
+def _levels(topology: Topology, insides: dict[str, Inside], switches: list[str], picture: Picture) -> dict[str, tuple[float, float]]:
     """Centres of hosts in a row, grouped by the switch they hang on; places the switches above."""
     near: dict[str, list[str]] = {name: [] for name in (*insides, *switches)}
     for edge in picture.edges:
