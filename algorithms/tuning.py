@@ -35,7 +35,7 @@ from topoccl.topology.units import format_size, format_time, parse_time
 VERSION = 1
 REACH = 2
 """A measured size also serves sizes up to this many times smaller or larger, where no measured size lies beyond them."""
-MAX_SEGMENTS = 1 << 14  # as many as the executor cuts a call into
+MAX_SEGMENTS = 1 << 10  # what the cost model tries ends well below
 MAX_BYTES = 1 << 50
 
 TOP = ("topoccl_tuning", "topology", "entries")
