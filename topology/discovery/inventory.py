@@ -92,12 +92,27 @@ def describe(inventory: Inventory, report: Report, name: str | None = None) -> M
             parts.append(Part(Origin.DEFAULT, without_pcie(inventory.gpus, host), "NVML"))
     for answer in inventory.answers:
         try:
-            topology = parse(answer.text, answer.command)
+            topology = _on(host, parse(answer.text, answer.command))
         except TopologyError as error:
-            report(f"{' '.join(str(error).split())}; its answer is not used")
+            said = " ".join(str(error).partition("; known formats")[0].split())
+            report(f"{said}; its answer is not used")
             continue
         parts.append(Part(Origin.SYSFS if answer.tool == "hwloc" else Origin.VENDOR, topology, answer.tool))
     return merge(parts, name or host)
+
+
+def _on(host: str, topology: Topology) -> Topology:
+    """A machine that its tool does not name, under this host's name."""
+    if len(topology.hosts) != 1 or topology.hosts[0] == host or host in topology.vertices:
+        return topology
+    old = topology.hosts[0]
+
+    def named(vertex: str) -> str:
+        return host if vertex == old else f"{host}.{vertex.removeprefix(f'{old}.')}" if vertex.startswith(f"{old}.") else vertex
+
+    vertices = [replace(v, id=named(v.id), host=None if v.host is None else named(v.host)) for v in topology.vertices.values()]
+    links = [replace(link, src=named(link.src), dst=named(link.dst)) for link in topology.links]
+    return Topology(topology.name, vertices, links, [named(slot) for slot in topology.slots])
 
 
 def _from_sysfs(inventory: Inventory, host: str) -> Topology:
