@@ -81,25 +81,18 @@ def _links(topology: Topology) -> dict[str, dict[str, Any]]:
     for (a, b, kind), directions in pairs.items():
         there, back = (sorted(side, key=lambda link: (link.bandwidth, link.latency)) for side in directions)
         values: dict[str, Any] = {}
-        for name, figures in (("bandwidth", _bandwidth), ("latency", _latency)):
-            values[name] = _one(figures(there)) if figures(there) == figures(back) else [_one(figures(there)), _one(figures(back))]
+        for name in ("bandwidth", "latency"):
+            figures = [_few([getattr(link, name) for link in side]) for side in (there, back)]
+            values[name] = figures[0] if figures[0] == figures[1] else figures
         for key in sorted({key for link in (*there, *back) for key in link.attrs}):
-            values[key] = _one([link.attrs.get(key) for link in (*there, *back)])
+            said = [link.attrs.get(key) for link in (*there, *back)]
+            values[key] = said[0] if all(one == said[0] for one in said) else said
         found[f"{a} - {b} ({kind})"] = values
     return found
 
 
-def _bandwidth(links: list[Link]) -> list[Any]:
-    return [link.bandwidth for link in links]
-
-
-def _latency(links: list[Link]) -> list[Any]:
-    return [link.latency for link in links]
-
-
-def _one(values: list[Any]) -> Any:
-    """A value that all share, or all of them."""
-    return values[0] if values and all(value == values[0] for value in values) and len(values) <= 2 else values
+def _few(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
 
 
 def _ranks(a: Topology, b: Topology) -> Iterator[Change]:
