@@ -13,14 +13,13 @@ from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.tuning import Tuning, TuningError, load_tuning
-from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
+from topoccl.collectives.bootstrap import choose_transport, exchange_or_raise, launch_environment, open_transport
 from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
-from topoccl.collectives.opening import open_job
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
 from topoccl.topology.load import load
@@ -41,7 +40,9 @@ def init(**options: Any) -> Communicator:
         TopologyError: a topology file that is wrong or has fewer slots than ranks; on every rank.
         TransportError, CollectiveTimeout: ranks cannot reach each other.
     """
-    transport, config = open_job(launch_environment(os.environ), **options)
+    config = Config.from_environment(os.environ, **options)
+    info = launch_environment(os.environ)
+    transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
     try:
         return connect(transport, config)
     except BaseException:
