@@ -342,9 +342,10 @@ class Communicator:
         try:
             return self._planner.plan(key, spec, nbytes, block, bound.dtype, op, bound.in_place, limit)
         except (CollectiveTimeout, TransportError, MismatchError) as error:
+            why = f"did not end within its timeout of {limit:g} s" if isinstance(error, CollectiveTimeout) else "failed"
             self._broken = type(error)(
-                f"{spec.collective} (call {self._calls + 1} of group {self.name}, rank {self.rank} of {self.size}) "
-                f"failed while ranks agreed on its algorithm: {error}"
+                f"{spec.collective} (call {self._calls + 1} of group {self.name}, rank {self.rank} of {self.size}) {why}: "
+                f"ranks had not agreed on its algorithm: {error}"
             )
             raise self._broken from error
 
