@@ -11,10 +11,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from topoccl.collectives.bootstrap import LaunchInfo, choose_transport, exchange_or_raise, launch_environment, open_transport
+from topoccl.collectives.bootstrap import LaunchInfo, exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.config import Config, trace_requested
 from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.opening import open_job
 from topoccl.collectives.probe.report import summary
 from topoccl.collectives.probe.runner import Report, probe
 from topoccl.collectives.transports.base import Transport
@@ -53,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     info = launch_environment(os.environ)
     options = _options(args.argv, speaks=info.rank == 0)
     try:
-        config = Config.from_environment(os.environ, transport=options.transport)
-        transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
+        transport, config = open_job(info, transport=options.transport)
         _probe(transport, config, options)
         transport.close()
     except (TopocclError, TopologyError, OSError) as error:

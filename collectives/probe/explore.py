@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from topoccl.collectives.probe import rounds
-from topoccl.collectives.probe.neighbours import MESH_HOSTS, Ports, cables, clear, open_question, several_ports
+from topoccl.collectives.probe.neighbours import Cables, clear, find_cables
 from topoccl.collectives.probe.nics import NicGroups, gains
 from topoccl.collectives.probe.racks import partition
 from topoccl.collectives.probe.table import SAME, Flow, Outcome, Table
@@ -26,11 +26,12 @@ Measure = Callable[[Sequence[Flow], float], Sequence[float]]
 
 FAN = 8
 """So many flows at once show whether a host has several ports."""
-LONGEST, SHORTEST = 0.15, 0.02
+LONGEST, SHORTEST = 0.4, 0.02
 """Seconds of one repetition."""
 _REPETITIONS = 3
 _AGREE = 0.06
 _CHECKS = 3
+_SLOW = 0.92
 _SEED = 20
 
 Ends = tuple[int, int]
@@ -74,13 +75,14 @@ class Explorer:
             fans = [[(host, other) for other in rounds.spread(host, FAN, hosts)] for host in hosts]
             if len(hosts) > 2:
                 self._all("ports", "scatter", fans, share=0.2, repeat=True)
-                if several_ports(self.table) and self._ports():
+                if self._cables():
                     return self.table
                 self._all("ports", "gather", [_back(fan) for fan in fans], share=0.2, repeat=True)
             self._all("both ways", "both_ways", [_both(pairs) for pairs in schedule], share=0.4)
             self._nics(hosts)
             if len(hosts) > 2:
                 self._racks(hosts)
+            self._confirm_nics()
         except OutOfTime:
             self.table.complete = False
         return self.table
@@ -94,32 +96,25 @@ class Explorer:
             if ends:
                 self._measure(kind, self._flows(ends), repeat=repeat)
 
-    def _ports(self) -> bool:
-        """Finds the hosts' neighbours; whether cables between them explain what was seen."""
-        table, hosts = self.table, len(self.table.hosts)
-        wide = several_ports(table)
-        ports: list[Ports] = []
-        for host in range(hosts):
-            self._progress("neighbours", host, hosts)
-            while (found := Ports(table, host, wide.get(host, 1))).open is not None:
-                self._pace((hosts - host) * (hosts + len(found.groups)), 0.8)
-                self._compare("ports", found.open)
-            ports.append(found)
-            if hosts > MESH_HOSTS and len(found.groups) == hosts - 1:
-                return False
-        while (question := open_question(table, ports)) is not None:
-            self._compare("through", question)
-        found_cables = cables(table, ports)
-        if found_cables is None:
+    def _cables(self) -> bool:
+        """Whether hosts are joined by cables and not by a switch; then their neighbours are found."""
+        number, hosts = 0, len(self.table.hosts)
+        while not isinstance(found := find_cables(self.table), Cables | None):
+            self._progress("neighbours", number, max(number, hosts * hosts))
+            self._pace(max(2 * hosts * hosts - number, hosts), 0.8)
+            self._compare(found)
+            number += 1
+        if found is None:
             return False
-        self._all("cables", "both_ways", [_both(pairs) for pairs in rounds.disjoint(found_cables.edges)], share=0.8, repeat=True)
+        self._all("cables", "both_ways", [_both(pairs) for pairs in rounds.disjoint(found.edges)], share=0.6, repeat=True)
+        self._confirm([pair for edge in found.edges for pair in (edge, edge[::-1])])
         return True
 
-    def _compare(self, kind: str, ends: Sequence[Ends]) -> None:
+    def _compare(self, ends: Sequence[Ends]) -> None:
         """Flows together, once if that tells all; a single one alone."""
         flows = self._flows(ends)
         alone = [self.table.single(*pair) for pair in ends]
-        self._measure(kind if len(ends) > 1 else "alone", flows, enough=lambda rates: len(ends) > 1 and clear(alone, sum(rates)))
+        self._measure("together" if len(ends) > 1 else "alone", flows, enough=lambda rates: len(ends) > 1 and clear(alone, sum(rates)))
 
     def _nics(self, hosts: Sequence[int]) -> None:
         """Whether the ranks of a host share a NIC: all at once first; where that is more than one gets, each with each."""
@@ -147,6 +142,25 @@ class Explorer:
             before = groups
             checks = [rounds.crossing(groups), *rounds.chains(groups)]
             self._all("racks, checked", "cross", [_both(pairs) for pairs in checks], share=0.8)
+
+    def _confirm_nics(self) -> None:
+        """Each host with the fastest one of its rack."""
+        sent, received = self.table.peaks()
+        pairs = []
+        for group in partition(self.table):
+            for host in group:
+                if others := [other for other in group if other != host]:
+                    pairs += [(host, max(others, key=received.__getitem__)), (max(others, key=sent.__getitem__), host)]
+        self._confirm(pairs)
+
+    def _confirm(self, pairs: Sequence[Ends]) -> None:
+        """Measures pairs that got less than others again, alone: slow links stay slow, disturbances do not."""
+        most = max((self.table.single(*pair) for pair in pairs), default=0.0)
+        slow = [pair for pair in dict.fromkeys(pairs) if self.table.single(*pair) < _SLOW * most]
+        self._pace(len(slow) * 3, 0.8)
+        for number, pair in enumerate(slow):
+            self._progress("slow links", number, len(slow))
+            self._measure("alone", self._flows([pair]), repeat=True)
 
     # Measuring
 
@@ -185,9 +199,9 @@ class Explorer:
         return outcome
 
     def _expected(self, flows: Sequence[Flow], rates: Sequence[float]) -> bool:
-        """Whether every flow got what its ranks were seen to be able to."""
-        able = (min(self._sent.get(f.src, float("inf")), self._received.get(f.dst, float("inf"))) for f in flows)
-        return all(rate >= SAME * most for rate, most in zip(rates, able, strict=True))
+        """Whether every flow got what its ranks were seen to be able to, and not more: a record needs a second witness."""
+        able = (min(self._sent.get(flow.src, 0.0), self._received.get(flow.dst, 0.0)) for flow in flows)
+        return all(SAME * most <= rate <= most / SAME for rate, most in zip(rates, able, strict=True))
 
 
 def _back(ends: Sequence[Ends]) -> list[Ends]:

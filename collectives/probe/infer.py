@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topoccl.collectives.probe.neighbours import Cables, Ports, cables, several_ports
+from topoccl.collectives.probe.neighbours import Cables, find_cables
 from topoccl.collectives.probe.nics import nics
 from topoccl.collectives.probe.racks import Racks, partition, uplinks
 from topoccl.collectives.probe.sharing import share
@@ -67,7 +67,8 @@ class _Plan:
         self.table = table
         self.setting = setting
         self.sent, self.received = table.peaks()
-        self.cables = _cables(table)
+        found = find_cables(table)
+        self.cables = found if isinstance(found, Cables) else None
         self.racks = uplinks(table, partition(table)) if self.cables is None else None
         self.nics = [nics(table, host) for host in range(len(table.hosts))]
         rates = [rate for found in self.nics for nic in found for rate in (nic.up, nic.down)]
@@ -166,16 +167,6 @@ class _Plan:
         return rates
 
 
-def _cables(table: Table) -> Cables | None:
-    wide = several_ports(table)
-    if not wide or len(table.hosts) < 3:
-        return None
-    ports = [Ports(table, host, wide.get(host, 1)) for host in range(len(table.hosts))]
-    if any(found.open is not None for found in ports):
-        return None
-    return cables(table, ports)
-
-
 # Figures
 
 
@@ -213,18 +204,19 @@ def _latency(table: Table, setting: Setting, found: Cables | None, racks: Racks 
         return _Latency()
     inside = 2 * (fb.MEMORY_LATENCY + fb.PCIE_LATENCY) + setting.overhead
 
-    def typical(near: Callable[[int, int], bool]) -> float:
-        return statistics.median([max(t - inside, 0.0) for ends, t in table.latencies.items() if near(*ends)] or [math.nan])
+    def least(near: Callable[[int, int], bool]) -> float:
+        return min((max(t - inside, 0.0) for ends, t in table.latencies.items() if near(*ends)), default=math.nan)
 
     if found is not None:
         edges = set(found.edges)
-        return _Latency(link=_seconds(typical(lambda a, b: (a, b) in edges)))
+        return _Latency(link=_seconds(least(lambda a, b: (a, b) in edges)))
     assert racks is not None
     rack_of = {host: rack for rack, hosts in enumerate(racks.members) for host in hosts}
-    same = typical(lambda a, b: rack_of[a] == rack_of[b])
-    other = typical(lambda a, b: rack_of[a] != rack_of[b])
+    same = least(lambda a, b: rack_of[a] == rack_of[b])
+    other = least(lambda a, b: rack_of[a] != rack_of[b])
     base = other if math.isnan(same) else same
-    return _Latency(link=_seconds(base / 2), uplink=_seconds((other - base) / (1 if len(racks.members) == 2 else 2)))
+    beyond = (other - base) / (1 if len(racks.members) == 2 else 2)
+    return _Latency(link=_seconds(base / 2), uplink=_seconds(max(beyond, base / 2)))
 
 
 def _seconds(value: float) -> float:

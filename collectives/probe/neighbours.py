@@ -9,7 +9,7 @@ candidates behind one port, ``a -> b`` shares with ``z -> b`` exactly if it pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from topoccl.collectives.probe.table import SAME, Table
@@ -17,9 +17,13 @@ from topoccl.collectives.probe.table import SAME, Table
 Ends = tuple[int, int]
 Question = tuple[Ends, ...]
 
-MANY = 1.5
-"""A host that sends this much more to several hosts at once than to one has several ports."""
+MANY = 1.4
+"""A host that sends this much more to several hosts at once than to one seems to have several ports."""
 _WHOLE = 0.2
+# Of the lesser of two flows' rates, what they lose together: all if they share a link that either fills, next to nothing if not. A busy
+# machine takes away more, but makes nothing go faster.
+_LOST = 0.7
+_CLEAR = 0.2
 _APART = 1.25  # two flows that together get so much more than any one of the host's do not share
 MESH_HOSTS = 9
 """Among more hosts, cables between all pairs are less likely than streams that do not fill a NIC alone."""
@@ -38,21 +42,39 @@ class Cables:
     agreed: tuple[bool, ...]
 
 
-def several_ports(table: Table) -> dict[int, int | None]:
-    """The hosts that sent clearly more to several hosts at once than to any single one, with the number of their ports.
-
-    The number is None where it is not clear: more than that many times as much, or not to all hosts at once.
-    """
+def width(table: Table) -> list[float]:
+    """How many times as much each host sent to several hosts at once as to any single one; 1 for a host that did neither."""
     sent, _ = table.peaks(table.of_kind("one_way"))
-    outcomes = list(table.of_kind("scatter"))
-    wide, _ = table.peaks(outcomes)
-    everyone = all(len(outcome.flows) == len(table.hosts) - 1 for outcome in outcomes)
-    found: dict[int, int | None] = {}
-    for host in range(len(table.hosts)):
-        times = wide[host] / sent[host] if sent[host] else 0.0
-        if times > MANY:
-            found[host] = round(times) if everyone and abs(times - round(times)) < _WHOLE else None
-    return found
+    wide, _ = table.peaks(table.of_kind("scatter"))
+    return [many / one if one and many else 1.0 for one, many in zip(sent, wide, strict=True)]
+
+
+def find_cables(table: Table) -> Cables | Question | None:
+    """The direct links between hosts, or what has to be measured next to find them; None where there are none.
+
+    First, hosts that seem to have so many ports are taken to have them; if that leads to no network, nothing is taken for granted.
+    """
+    hosts, times = len(table.hosts), width(table)
+    if hosts < 3 or max(times) < MANY:
+        return None
+    everyone = all(len(outcome.flows) == hosts - 1 for outcome in table.of_kind("scatter"))
+    for trusting in (True, False):
+        ports: list[Ports] = []
+        for host in range(hosts):
+            whole = everyone and abs(times[host] - round(times[host])) < _WHOLE
+            ports.append(Ports(table, host, round(times[host]) if trusting and whole else None))
+            if ports[-1].open is not None:
+                return ports[-1].open
+            if hosts > MESH_HOSTS and len(ports[-1].groups) == hosts - 1:
+                return None
+        for host in range(hosts):
+            for _, question in _neighbours(table, ports, host):
+                if question is not None:
+                    return question
+        found = _network(hosts, {(host, neighbour) for host in range(hosts) for neighbour, _ in _neighbours(table, ports, host)})
+        if found is not None:
+            return found
+    return None
 
 
 def clear(alone: Sequence[float], together: float) -> bool:
@@ -62,16 +84,16 @@ def clear(alone: Sequence[float], together: float) -> bool:
     return lost < 0.25 or lost > 0.75
 
 
-def share_a_link(table: Table, kind: str, first: Ends, second: Ends) -> Question | bool:
+def share_a_link(table: Table, first: Ends, second: Ends) -> Question | bool:
     """Whether two flows between hosts, measured alone and together, share a link; or the flows that have to be measured to know.
 
     What a flow got among others is a lower limit of what it gets alone, and enough to prove that two share.
     """
-    together = table.find(kind, [table.flow(*first), table.flow(*second)])
+    together = table.find("together", [table.flow(*first), table.flow(*second)])
     if together is None:
         return first, second
     alone = [table.single(*first), table.single(*second)]
-    if sum(alone) - together.total > min(alone) / 2:
+    if sum(alone) - together.total > _LOST * min(alone):
         return True
     side = 0 if first[0] == second[0] else 1  # they come from one host, or go to one
     most = table.peaks(table.of_kind("one_way", "alone"))[side][first[side]]
@@ -102,7 +124,7 @@ class Ports:
                 if len(self.groups) == count and home is None and group is self.groups[-1]:
                     shared: Question | bool = True
                 else:
-                    shared = share_a_link(table, "ports", (host, group[0]), (host, other))
+                    shared = share_a_link(table, (host, group[0]), (host, other))
                 if isinstance(shared, tuple):
                     self.open = shared
                     return
@@ -118,23 +140,12 @@ class Ports:
         return set(next(group for group in self.groups if other in group))
 
 
-def open_question(table: Table, ports: Sequence[Ports]) -> Question | None:
-    """Flows that have to be measured (kind ``through``) before the neighbours are known; None if there are none."""
-    for host in range(len(ports)):
-        for _, question in _neighbours(table, ports, host):
-            if question is not None:
-                return question
-    return None
-
-
-def cables(table: Table, ports: Sequence[Ports]) -> Cables | None:
-    """The direct links, or None if they do not join all hosts, or are better explained by a switch.
+def _network(hosts: int, seen: Collection[Ends]) -> Cables | None:
+    """The links behind ``seen`` (a host and its neighbour), or None if they do not join all hosts, or are better explained by a switch.
 
     A star, whose rays share nothing, is what a switch with one fast NIC looks like; so are links between all pairs of many hosts,
     where one stream alone does not fill a NIC.
     """
-    hosts = len(ports)
-    seen = {(host, neighbour) for host in range(hosts) for neighbour, _ in _neighbours(table, ports, host)}
     edges = sorted({(min(pair), max(pair)) for pair in seen})
     mutual = [(a, b) for a, b in edges if (a, b) in seen and (b, a) in seen]
     if _joined(hosts, mutual):
@@ -157,7 +168,7 @@ def _neighbours(table: Table, ports: Sequence[Ports], host: int) -> Iterator[tup
         kept = candidates[0]
         question: Question | None = None
         for other in candidates[1:]:
-            shared = share_a_link(table, "through", (host, other), (kept, other))
+            shared = share_a_link(table, (host, other), (kept, other))
             if isinstance(shared, tuple):
                 question = shared
                 break

@@ -25,8 +25,8 @@ from topoccl.topology.graph import Topology
 Report = Callable[[str, int, int], None]
 """Called with the name of a step, how many of its measurements are done, and how many it has."""
 
-_PINGS = 40
-_CHUNK_SECONDS = 4e-3  # that a chunk takes at the rate last seen
+_PINGS = 60
+_CHUNK_SECONDS = 6e-3  # that a chunk takes at the rate last seen
 _FIRST_CHUNK, _LEAST_CHUNK, _MOST_CHUNK = 64 << 10, 8 << 10, 2 << 20
 _WARM_SECONDS = 0.03
 

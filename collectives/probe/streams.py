@@ -16,11 +16,13 @@ import numpy as np
 from topoccl.collectives.errors import CollectiveTimeout
 from topoccl.collectives.transports.base import Bytes, Request, Transport
 
-WINDOW = 12
+WINDOW = 8
 """Chunks of one stream that are on their way at most."""
 _MORE = 1
 _PING_TAG = 1 << 14
 _SETTLE = 0.25  # of a stream's time, before it counts
+_FEW = 6
+_INSTANT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float,
         transport.progress(heads, timeout)
         moved = False
         for end in active:
-            while end.pending and end.head.done:
+            if end.head.done:
                 moved = True
-                end.advance()
+                while end.pending and end.head.done:
+                    end.advance()
+                end.caught_up()
         if not moved and time.monotonic() - before >= timeout:
             raise CollectiveTimeout(f"{transport}: no word from {', '.join(map(str, active))} for {timeout:g} s")
         active = [end for end in active if end.pending]
@@ -91,6 +95,13 @@ class _End:
             self.sent.popleft()
         return data
 
+    def advance(self) -> None:
+        """Takes the message at the head, which is done."""
+        raise NotImplementedError
+
+    def caught_up(self) -> None:
+        """Called when all messages that have come are taken."""
+
     def __str__(self) -> str:
         return f"{type(self).__name__.strip('_').lower()} of rank {self.stream.src} to rank {self.stream.dst}"
 
@@ -117,7 +128,9 @@ class _Receiver(_End):
         super().__init__(transport, stream, number)
         self._seconds = seconds
         self._data = np.empty(stream.chunk, np.uint8)  # nobody reads it, so all chunks may go there
-        self._times: list[float] = []
+        self._began = float("nan")
+        self._count = 0
+        self._points: list[tuple[float, int]] = []
         for _ in range(WINDOW):
             self._post()
 
@@ -127,32 +140,40 @@ class _Receiver(_End):
     def advance(self) -> None:
         self._take()
         now = time.monotonic()
-        self._times.append(now)
-        more = now - self._times[0] < self._seconds
+        self._count += 1
+        if self._count == 1:
+            self._began = now
+        more = now - self._began < self._seconds
         if more:
             self._post()
         word = np.array([_MORE if more else 0], np.uint8)
         self.sent.append(self.transport.isend(self.stream.src, 2 * self.number + 1, word))
 
+    def caught_up(self) -> None:
+        self._points.append((time.monotonic() - self._began, self._count))
+
     def rate(self) -> float:
-        return steady_rate(self._times, self.stream.chunk, self._seconds)
+        return steady_rate(self._points, self._seconds) * self.stream.chunk
 
 
-def steady_rate(times: Sequence[float], chunk: int, seconds: float) -> float:
-    """Bytes/s of a stream whose chunks of ``chunk`` bytes arrived at ``times`` (s).
+def steady_rate(points: Sequence[tuple[float, int]], seconds: float) -> float:
+    """Chunks per second of a stream, of which so many chunks had come so many seconds after the first, whenever the receiver had
+    taken all there were.
 
-    The slope of a line through the arrivals between a quarter of ``seconds`` after the first one and ``seconds`` after it: before,
-    windows grow and other streams begin; after, they end. With few arrivals, all of them count.
+    The median slope between points of the stream's steady part that are far apart: a receiver that was not given the processor for
+    a while finds several chunks at once, and single points are off. The steady part begins after a quarter of ``seconds``, when
+    windows have grown and all streams have begun, and ends after ``seconds``. With few points, all count.
     """
-    arrived = np.asarray(times) - times[0]
-    inside = np.flatnonzero((arrived >= _SETTLE * seconds) & (arrived <= seconds))
-    if len(inside) < 4:
-        inside = np.arange(len(arrived))
-    x = arrived[inside] - arrived[inside].mean()
-    spread = float(x @ x)
-    if spread <= 0.0:
-        return len(arrived) * chunk / max(float(arrived[-1]), 1e-6)
-    return float(x @ (inside - inside.mean())) / spread * chunk
+    times, counts = (np.asarray(column, float) for column in zip(*points, strict=True))
+    inside = np.flatnonzero((times >= _SETTLE * seconds) & (times <= seconds))
+    if len(inside) < _FEW:
+        inside = np.arange(len(times))
+    t, k = times[inside], counts[inside]
+    apart = t[None, :] - t[:, None]
+    if apart[0, -1] <= 0.0:
+        return float(counts[-1]) / max(float(times[-1]), _INSTANT)
+    far = apart >= apart[0, -1] / 2
+    return float(np.median((k[None, :] - k[:, None])[far] / apart[far]))
 
 
 def ping(transport: Transport, peer: int, leads: bool, count: int, timeout: float) -> float:

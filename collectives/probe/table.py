@@ -11,7 +11,7 @@ from typing import NamedTuple
 SAME = 0.85
 """Rates above this share of another count as the same level: noise is smaller, and sharing costs more."""
 
-_NEAR, _FAR = 0.8, 0.65
+_NEAR = 0.8
 STREAMS = 8
 """So many ranks of a host are compared to see whether they share a NIC."""
 
@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         kind: why it was measured: ``one_way``, ``both_ways``, ``scatter``, ``gather``, ``streams``, ``ranks``,
-            ``alone``, ``ports``, ``through``, ``cross``.
+            ``alone``, ``together``, ``cross``.
         flows: at the same time.
         runs: for each repetition the rate of each flow, bytes/s.
     """
@@ -40,26 +40,26 @@ class Outcome:
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
-        """Each flow's median over the repetitions."""
-        return tuple(statistics.median(run[flow] for run in self.runs) for flow in range(len(self.flows)))
+        """Each flow's rate in the repetition that carried most: what disturbs a measurement takes away and does not add."""
+        return max(self.runs, key=sum)
 
-    @cached_property
+    @property
     def total(self) -> float:
-        """The median over the repetitions of all flows' rates together."""
-        return statistics.median(sum(run) for run in self.runs)
+        """All flows' rates together."""
+        return sum(self.rates)
 
 
 def level(values: Iterable[float]) -> float:
-    """The highest level that ``values`` reach: the median of those near the top; 0 for none.
+    """The highest level that ``values`` reach: the median of those near it; 0 for none.
 
-    A lone value somewhat above all others is an outlier, one far above them is not: noise does not go so far.
+    Few values above all others (a lone one, less than a tenth) are outliers, unless all values are alone.
     """
     ordered = sorted(values, reverse=True)
     for number, top in enumerate(ordered):
         near = [value for value in ordered[number:] if value >= _NEAR * top]
-        if len(near) > 1 or number + 1 == len(ordered) or ordered[number + 1] < _FAR * top:
+        if len(near) >= max(2, len(ordered) / 10):
             return statistics.median(near)
-    return 0.0
+    return ordered[0] if ordered else 0.0
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Table:
 
     def peaks(self, outcomes: Iterable[Outcome] | None = None) -> tuple[list[float], list[float]]:
         """The most that each host was seen to send, and to receive, all its flows together; 0 for one that never did."""
-        sums: tuple[list[list[float]], list[list[float]]] = ([[] for _ in self.hosts], [[] for _ in self.hosts])
+        sums: tuple[list[dict[str, list[float]]], ...] = tuple([{} for _ in self.hosts] for _ in range(2))
         for outcome in self.outcomes if outcomes is None else outcomes:
             ends = self.ends(outcome)
             for run in outcome.runs:
@@ -110,8 +110,9 @@ class Table:
                     for end, rate in zip(ends, run, strict=True):
                         totals[end[side]] = totals.get(end[side], 0.0) + rate
                     for host, total in totals.items():
-                        sums[side][host].append(total)
-        return [level(values) for values in sums[0]], [level(values) for values in sums[1]]
+                        sums[side][host].setdefault(outcome.kind, []).append(total)
+        sent, received = ([max(map(level, kinds.values()), default=0.0) for kinds in side] for side in sums)
+        return sent, received
 
     def single(self, src: int, dst: int) -> float:
         """The most that one flow between the first ranks of two hosts was seen to get while neither host sent or received more."""
