@@ -3,7 +3,8 @@
 A description comes from somewhere, and what comes from a stronger :class:`Origin` wins: a user's file over measurements over a
 vendor's tool over the kernel's files over defaults. The rule holds for every figure by itself: a link of a user's file whose
 bandwidth is a default takes the measured one. A vertex or link may say in its attributes what its own origin is (``source``, and
-``sources`` for single figures that come from elsewhere); else it is its description's. The result says so everywhere.
+``sources`` for single figures that come from elsewhere); else it is its description's. The result says so everywhere. A bandwidth that was
+not seen to limit anything (``limits: false``: something else did, so it is at least that) counts as a default.
 
 **What is the same thing.** Hosts by id, or by being the only one in both. Inside a host: equal kind and short name (``eth0``), else
 equal PCI address (``busid``), ``uuid`` or ``rdma`` port; else ranks by position, if there are as many; else the only one of its
@@ -16,7 +17,7 @@ because two descriptions model it in different ways. Bridges, NUMA nodes and swi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -119,7 +120,9 @@ class _Thing:
         for table, values in ((self.figures, figures), (self.attrs, attrs)):
             for key, value in values.items():
                 if key not in ("source", "sources", "notes"):
-                    self.figure(table, key, value, _ORIGINS.get(str(others.get(key)), own), part)
+                    origin = _ORIGINS.get(str(others.get(key)), own)
+                    at_least = key == "bandwidth" and attrs.get("limits") is False
+                    self.figure(table, key, value, Origin.DEFAULT if at_least else origin, part)
         if isinstance(attrs.get("notes"), list):
             self.notes += [note for note in attrs["notes"] if note not in self.notes]
 
@@ -218,25 +221,27 @@ class _Merger:
                         place = (names[end], link.kind)
                         claims[place] = max(claims.get(place, strength), strength)
         pairs: dict[tuple[str, str, str], list[_Joint]] = {}
+        for number, position, key, _ in self.mapped():
+            same = pairs.setdefault(key, [])
+            first = not same or same[0].first == number  # as many parallel links as the first description has
+            if position >= len(same) and first and all(claims.get((end, key[2]), (0, -number))[1] == -number for end in key[:2]):
+                thing = _Thing(f"{key[0]}->{key[1]}", "bandwidth", self.parts[number].origin)
+                same.append(_Joint(*key, number, thing))
+                self.links.append(same[-1])
+        for number, position, key, link in self.mapped():
+            if position < len(pairs[key]):
+                figures = {"bandwidth": link.bandwidth, "latency": link.latency}
+                pairs[key][position].thing.take(self.parts[number], figures, link.attrs)
+
+    def mapped(self) -> Iterator[tuple[int, int, tuple[str, str, str], Link]]:
+        """All links: the description's number, which one of those between the same ends and of the same kind it is, these, the link."""
         for number, (part, names) in enumerate(zip(self.parts, self.maps, strict=True)):
             used: dict[tuple[str, str, str], int] = {}
             for link in part.topology.links:
-                if link.src not in names or link.dst not in names:
-                    continue
-                key = (names[link.src], names[link.dst], link.kind)
-                if key[0] == key[1]:
-                    continue
-                same, position = pairs.setdefault(key, []), used.get(key, 0)
-                used[key] = position + 1
-                if position >= len(same):
-                    if same and same[0].first != number:  # as many parallel links as the first description has
-                        continue
-                    if any(claims.get((end, link.kind), (0, -number))[1] != -number for end in key[:2]):
-                        continue
-                    thing = _Thing(f"{key[0]}->{key[1]}", "bandwidth", part.origin)
-                    same.append(_Joint(key[0], key[1], link.kind, number, thing))
-                    self.links.append(same[-1])
-                same[position].thing.take(part, {"bandwidth": link.bandwidth, "latency": link.latency}, link.attrs)
+                if link.src in names and link.dst in names and names[link.src] != names[link.dst]:
+                    key = (names[link.src], names[link.dst], link.kind)
+                    used[key] = used.get(key, -1) + 1
+                    yield number, used[key], key, link
 
     def kept(self) -> set[str]:
         """Vertices without those of weaker descriptions that lead nowhere."""

@@ -108,6 +108,12 @@ def test_a_default_gives_way_figure_by_figure() -> None:
     assert nets(again.topology)["a.eth0->sw"].bandwidth == 2e9, "what was merged remembers where it is from"
 
 
+def test_what_was_only_seen_to_carry_at_least_so_much_is_no_contradiction() -> None:
+    merged = of((Origin.SYSFS, machine({}, bandwidth=9e9)), (Origin.MEASURED, machine({"limits": False}, bandwidth=1e9)))
+    assert nets(merged.topology)["a.eth0->sw"].bandwidth == 9e9
+    assert merged.contradictions == ()
+
+
 def test_small_differences_are_no_contradiction() -> None:
     assert of((Origin.USER, "cluster:2x1,net=10Gbit/s"), (Origin.MEASURED, "cluster:2x1,net=9.4Gbit/s")).contradictions == ()
     (one,) = of((Origin.USER, "ring:2,net=10Gbit/s"), (Origin.MEASURED, "ring:2,net=7Gbit/s")).contradictions

@@ -22,10 +22,10 @@ _UNSEEN = NicFacts(name="net", speed=None, up=True, physical=False, numa=None, a
 def assemble(facts: Sequence[HostFacts], host_ids: Sequence[str], name: str = "discovered") -> Topology:
     """One topology of all ranks: rank ``r`` saw ``facts[r]`` and is on the host ``host_ids[r]``.
 
-    Hosts are named by their host names (``#2`` and so on tells equal names apart). NUMA nodes appear where a host has several, and a
-    slot hangs on the node that its rank is bound to. NICs hang on PCIe, with bridges where they share them. The NICs of different
-    hosts are joined by one switch per subnet if each of the subnets reaches every host (rails), else by one switch. What discovery
-    could not find out has ``source: default`` in its attributes.
+    Hosts are named by their host names (``#2`` and so on tells equal names apart). NUMA nodes appear where ranks and NICs are on
+    several, and a slot hangs on the node that its rank is bound to. NICs hang on PCIe, with bridges where they share them. The NICs
+    of different hosts are joined by one switch per subnet if each of the subnets reaches every host (rails), else by one switch.
+    What discovery could not find out has ``source: default`` in its attributes.
 
     Raises:
         TopologyError: no facts, or not as many host ids as facts.
@@ -61,7 +61,7 @@ def _host(fabric: Fabric, host: str, facts: list[HostFacts], ranks: list[int], s
     cores = {cpu for one in facts for cpu in one.affinity}
     fabric.host(host, attrs={"cores": len(cores)} | ({"cpu_quota": first.cpu_quota} if first.cpu_quota is not None else {}))
     hubs: dict[int, str] = {}
-    used = [node for node in first.numa if set(node.cpus) & cores]
+    used = [node for node in first.numa if set(node.cpus) & cores or any(nic.numa == node.id for nic in first.usable_nics)]
     if len(used) > 1:
         for node in used:
             known = {"cores": len(set(node.cpus) & cores)} | distances(node)
