@@ -1,7 +1,7 @@
 """NCCL's classes of paths (``graph.h``, ``paths.cc``), read off the ways that :mod:`topoccl.topology.routes` takes.
 
-From best to worst: LOC inside a device, NVL over NVLink (or xGMI, Xe Link, HCCS and their like), NVB over NVLinks past one more accelerator, C2C
-over a chip-to-chip link to the processor, PIX over one PCIe switch, PXB over several, P2C over C2C and then PCIe, PXN to a NIC past
+From best to worst: LOC inside a device, NVL over NVLink (or xGMI, HCCS and their like), NVB over NVLinks past one more accelerator,
+C2C over a chip-to-chip link to the processor, PIX over one PCIe switch, PXB over several, P2C over C2C and then PCIe, PXN to a NIC past
 another accelerator, PHB through the processor, SYS between NUMA nodes, NET between hosts, DIS not at all. ``nvidia-smi topo -m``
 calls PHB also NODE (between host bridges of a NUMA node), and does not let accelerators relay.
 """

@@ -22,9 +22,9 @@ from topoccl.topology.units import parse_rate, parse_time
 
 BLOCKS = ("Ring", "FullyConnected", "Switch", "Mesh")
 _KEYS = ("npus_count", "bandwidth", "latency")
-_TOPOLOGY = re.compile(r"^[\"']?topology[\"']?[ \t]*:", re.MULTILINE)
-_BANDWIDTH = re.compile(r"^[\"']?bandwidth[\"']?[ \t]*:", re.MULTILINE)
-_COUNT = re.compile(r"^[\"']?npus_count[\"']?[ \t]*:", re.MULTILINE)
+_TOPOLOGY = re.compile(r"(?:^|[{,][ \t]*)[\"']?topology[\"']?[ \t]*:", re.MULTILINE)
+_BANDWIDTH = re.compile(r"(?:^|[{,][ \t]*)[\"']?bandwidth[\"']?[ \t]*:", re.MULTILINE)
+_COUNT = re.compile(r"(?:^|[{,])[ \t]*[\"']?npus_count[\"']?[ \t]*:", re.MULTILINE)
 
 
 def recognise(text: str) -> int:

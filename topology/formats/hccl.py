@@ -22,7 +22,10 @@ _LATENCY = 0.35e-6
 _VERSIONS = ("1.0", "1.2")
 _SERVERS = re.compile(r'"server_list"\s*:')
 _DEVICES = re.compile(r'"(device|rank_id|super_pod_list)"\s*:')
-_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*|(?<=[\s,\[{}\]])#[^\n]*', re.DOTALL | re.MULTILINE)
+# What is not closed ends with the line or the text, so that no part is looked at twice.
+_COMMENT = re.compile(
+    r'("(?:[^"\\\n]|\\[^\n])*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)|^[ \t]*#[^\n]*|(?<=[\s,\[{}\]])#[^\n]*', re.DOTALL | re.MULTILINE
+)
 
 
 def recognise(text: str) -> int:

@@ -10,6 +10,7 @@ from topoccl.topology.generators import MAX_SLOTS
 from topoccl.topology.graph import TopologyError
 
 _EXPECTED = "a list of names such as n[1-3,07],login,r[1-2]c[01-16]"
+_MOST_BRACKETS = 16
 _NAME = re.compile(r"[^\s,\[\]='\"#;]+")
 _PIECE = re.compile(r"([^\s,\[\]='\"#;]*)(?:\[([^\[\]]*)\])?")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
@@ -48,6 +49,8 @@ def _parts(text: str, error: Callable[[str], TopologyError]) -> list[str]:
 def _names(part: str, error: Callable[[str], TopologyError], room: int) -> list[str]:
     found, position = [""], 0
     part = part.strip()
+    if part.count("[") > _MOST_BRACKETS:
+        raise error(f"host list {shown(part)}: more than {_MOST_BRACKETS} brackets in one name")
     while position < len(part):
         match = _PIECE.match(part, position)
         assert match is not None  # it matches the empty text

@@ -119,7 +119,7 @@ def _cable(line: Line, body: str, here: str | None, nodes: _Nodes) -> None:
     if here is None:
         raise line.error(f"port {shown(body)} belongs to no node; expected a Switch or Ca line before it")
     comment = (match[6] or "").strip()
-    peer, quoted, speed = match[3], _QUOTED.search(comment), _SPEED.search(comment)
+    peer, quoted, speed = match[3], _QUOTED.search(comment), _SPEED.search(comment[-40:])
     if peer not in nodes.own:
         nodes.said.setdefault(peer, quoted[1].strip() if quoted else "")
     rate = None

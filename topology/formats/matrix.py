@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from topoccl.topology.formats.support import Line, lines, shown
 from topoccl.topology.graph import TopologyError
 
 SELF = ("X", "SELF", "0", "S", "-")
-MAX_DEVICES = 1024
+MAX_DEVICES = 256
+_MOST_TOKENS = 256
 
 _NIC = re.compile(r"[A-Za-z][\w.:-]*\d[\w.:-]*")
 _TITLE = re.compile(r"CPU|NUMA|Node|NODE|GPU|NPU|Affinity|Aff\.?|ID|Id", re.ASCII)
@@ -43,6 +45,10 @@ class Table:
     affinity: list[str]
     rows: dict[str, Row] = field(default_factory=dict)
 
+    @cached_property
+    def position(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.columns)}
+
     def cell(self, a: str, b: str) -> str:
         """What the tool says of ``a`` and ``b``, from the row of the one or of the other.
 
@@ -50,8 +56,8 @@ class Table:
             TopologyError: two rows that differ.
         """
         there, back = self.rows.get(a), self.rows.get(b)
-        first = there.cells[self.columns.index(b)] if there else None
-        second = back.cells[self.columns.index(a)] if back else None
+        first = there.cells[self.position[b]] if there else None
+        second = back.cells[self.position[a]] if back else None
         if there and back and first != second:
             raise there.line.error(f"{a} to {b} is {shown(first)}, but line {back.line.number} says {shown(second)} of {b} to {a}")
         return first or second or "NA"
@@ -93,7 +99,8 @@ def read_tables(text: str, source: str, label: re.Pattern[str], cell: re.Pattern
     found = [table for table in found if table.rows]
     if not found:
         raise TopologyError(f"{source}: no matrix with a header of devices and a row for each; expected {expected}")
-    seen = {word for _, _, words in raw for word in words[1:] if cell.fullmatch(word)}
+    known = {word for _, _, words in raw for word in words[1:] if cell.fullmatch(word)}
+    seen = sorted(known, key=lambda token: (-len(token), token))[:_MOST_TOKENS]
     for owner, line, words in raw:
         owner.rows[words[0]] = _row(line, words, len(owner.columns), cell, seen, expected)
     for table in found:
@@ -122,14 +129,14 @@ def _titles(words: list[str]) -> list[str]:
     return ["other" if title.endswith("ID") else "cpu" if title.startswith("CPU") else "numa" for title in found]
 
 
-def _row(line: Line, words: list[str], count: int, cell: re.Pattern[str], seen: set[str], expected: str) -> Row:
+def _row(line: Line, words: list[str], count: int, cell: re.Pattern[str], seen: list[str], expected: str) -> Row:
     cells: list[str] = []
     rest = words[1:]
     while rest and len(cells) < count:
         if cell.fullmatch(rest[0]):
             cells.append(rest.pop(0))
             continue
-        head = next((token for token in sorted(seen, key=len, reverse=True) if rest[0].startswith(token)), None)
+        head = next((token for token in seen if rest[0].startswith(token)), None)
         if head is None or not _splits(rest[0][len(head) :], seen):
             line.fail(f"cell {len(cells) + 1} of row {words[0]}", rest[0], expected)
         cells.append(head)
@@ -139,7 +146,7 @@ def _row(line: Line, words: list[str], count: int, cell: re.Pattern[str], seen: 
     return Row(line, cells, rest)
 
 
-def _splits(text: str, seen: set[str]) -> bool:
+def _splits(text: str, seen: list[str]) -> bool:
     """Whether what follows a cell in the same word is a list of CPUs, or more cells."""
     if not text or _LIST.fullmatch(text):
         return True

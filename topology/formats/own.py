@@ -7,13 +7,14 @@ import re
 from topoccl.topology.files import loads
 from topoccl.topology.formats.base import CERTAIN, LIKELY, MAYBE, NO, Format
 
-_VERSION = re.compile(r"""^\s*[{]?\s*["']?topoccl["']?\s*:""", re.MULTILINE)
-_HOSTS = re.compile(r"""^\s*[{]?\s*["']?hosts["']?\s*:""", re.MULTILINE)
-_YAML = re.compile(r"""(\s*(#.*)?\n)*\s*([{\[&%]|- |---|["']?[\w -]+["']?\s*:(\s|$))""")
+# Possessive, so that no text makes them slow.
+_VERSION = re.compile(r"""^[ \t]*+(?:\{[ \t]*+)?["']?topoccl["']?[ \t]*+:""", re.MULTILINE)
+_HOSTS = re.compile(r"""^[ \t]*+(?:\{[ \t]*+)?["']?hosts["']?[ \t]*+:""", re.MULTILINE)
+_YAML = re.compile(r"""(?:[ \t]*+(?:\#[^\n]*+)?\n)*+[ \t]*+(?:[{\[&%]|- |---|["']?[\w-][\w -]{0,60}["']?[ \t]*+:(?:\s|$))""")
 
 
 def recognise(text: str) -> int:
-    head = text[:65536]
+    head = text[:65536].replace("\r\n", "\n")
     if _VERSION.search(head):
         return CERTAIN
     if _HOSTS.search(head):

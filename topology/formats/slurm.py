@@ -89,7 +89,7 @@ def _pairs(line: Line) -> dict[str, str]:
     words = line.text.split()
     if words[0].lower() == "include":
         return {"Include": " ".join(words[1:])}
-    for text in re.sub(r"[ \t]*=[ \t]*", "=", line.text).split():
+    for text in re.sub(r" ?= ?", "=", " ".join(words)).split():
         key, equals, value = text.partition("=")
         known = _KNOWN.get(key.lower())
         if known is None or not equals:
