@@ -16,7 +16,7 @@ from topoccl.collectives.hosts import meet
 from topoccl.collectives.probe import rounds
 from topoccl.collectives.probe.explore import Explorer
 from topoccl.collectives.probe.infer import Setting, infer
-from topoccl.collectives.probe.streams import Stream, ping, run_streams
+from topoccl.collectives.probe.streams import Arrivals, Stream, ping, run_streams, steady_rates
 from topoccl.collectives.probe.table import Flow, Table
 from topoccl.collectives.transports.base import Transport
 from topoccl.topology.discovery import HostFacts, discover_host
@@ -29,6 +29,7 @@ _PINGS = 60
 _CHUNK_SECONDS = 6e-3  # that a chunk takes at the rate last seen
 _FIRST_CHUNK, _LEAST_CHUNK, _MOST_CHUNK = 64 << 10, 8 << 10, 2 << 20
 _WARM_SECONDS = 0.03
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,15 @@ class _Control:
         self._timeout = timeout
         self._deadline = deadline
         self._rates: dict[Flow, float] = {}
+        self._ahead = [0.0] * transport.size  # each rank's clock, compared to this one's
 
     def left(self) -> float:
         return self._deadline - time.monotonic()
 
     def warm_up(self, table: Table, progress: Report) -> None:
-        """Opens the connections between hosts, sees roughly how fast they are, and how long a small message takes."""
+        """Compares clocks, opens the connections between hosts, sees roughly how fast they are, and how long a small message takes."""
+        for rank in range(1, self._transport.size):
+            self._ahead[rank] = self._do(_Command("ping", pairs=((0, rank),)))[0][1]
         schedule = rounds.tournament(range(len(table.hosts))) if len(table.hosts) > 1 else []
         for step, pairs in enumerate(schedule):
             progress("latency", step, len(schedule))
@@ -123,25 +127,36 @@ class _Control:
             ranks = tuple((table.hosts[a][0], table.hosts[b][0]) for a, b in pairs)
             found = self._do(_Command("ping", pairs=ranks))
             for a, b in pairs:
-                table.latencies[min(a, b), max(a, b)] = found[table.hosts[a][0]]
+                table.latencies[min(a, b), max(a, b)] = found[table.hosts[a][0]][0]
 
     def measure(self, flows: Sequence[Flow], seconds: float) -> list[float]:
+        """As :data:`Measure`. Flows that did not run at the same time, since a rank came late, run again."""
         ends = [[flow[side] for flow in flows] for side in range(2)]
         streams = []
         for flow in flows:
             fan = max(side.count(rank) for side, rank in zip(ends, flow, strict=True))
             chunk = int(self._rates.get(flow, _FIRST_CHUNK / _CHUNK_SECONDS) * _CHUNK_SECONDS / fan)
             streams.append(Stream(*flow, min(max(chunk, _LEAST_CHUNK), _MOST_CHUNK)))
-        found: dict[int, float] = {}
-        for rates in self._do(_Command("stream", streams=tuple(streams), seconds=seconds)):
-            found.update(rates or {})
-        result = [found[number] for number in range(len(flows))]
+        for _ in range(_ATTEMPTS):
+            seen: dict[int, Arrivals] = {}
+            for arrivals in self._do(_Command("stream", streams=tuple(streams), seconds=seconds)):
+                seen.update(arrivals or {})
+            chunks = steady_rates([self._on_my_clock(seen[number], flow.dst) for number, flow in enumerate(flows)])
+            if chunks is not None:
+                break
+        else:
+            chunks = [one.counts[-1] / seconds for _, one in sorted(seen.items())]
+        result = [rate * stream.chunk for rate, stream in zip(chunks, streams, strict=True)]
         for flow, rate in zip(flows, result, strict=True):
             self._rates[flow] = max(rate, self._rates.get(flow, 0.0))
         return result
 
     def end(self) -> None:
         agree(self._transport, _Command("end"), self._timeout)
+
+    def _on_my_clock(self, seen: Arrivals, rank: int) -> Arrivals:
+        ahead = self._ahead[rank]
+        return Arrivals(tuple(when - ahead for when in seen.times), seen.counts, seen.ends - ahead)
 
     def _do(self, command: _Command) -> list[Any]:
         agree(self._transport, command, self._timeout)

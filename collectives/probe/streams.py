@@ -20,7 +20,9 @@ WINDOW = 8
 """Chunks of one stream that are on their way at most."""
 _MORE = 1
 _PING_TAG = 1 << 14
-_SETTLE = 0.25  # of a stream's time, before it counts
+_SETTLE = 0.2  # of the time that streams run together, before it counts
+_TOGETHER = 0.4  # of the longest stream's time, that all must run together
+_POINTS = 64
 _FEW = 6
 _INSTANT = 1e-6
 
@@ -34,7 +36,22 @@ class Stream:
     chunk: int
 
 
-def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float, timeout: float) -> dict[int, float]:
+@dataclass(frozen=True)
+class Arrivals:
+    """What a receiver saw of a stream.
+
+    Attributes:
+        times: whenever it had taken all chunks that had come (seconds of its own monotonic clock).
+        counts: how many chunks had come by then.
+        ends: when it stopped to ask for more.
+    """
+
+    times: tuple[float, ...]
+    counts: tuple[int, ...]
+    ends: float
+
+
+def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float, timeout: float) -> dict[int, Arrivals]:
     """Runs this rank's part of ``streams``; every rank that is named in one must call it.
 
     Args:
@@ -42,7 +59,7 @@ def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float,
         timeout: seconds without any word from the peers.
 
     Returns:
-        The rates (bytes/s) of the streams that end here, by their position in ``streams``.
+        What came of the streams that end here, by their position in ``streams``.
 
     Raises:
         CollectiveTimeout, TransportError: a peer is silent or died.
@@ -70,7 +87,7 @@ def run_streams(transport: Transport, streams: Sequence[Stream], seconds: float,
             raise CollectiveTimeout(f"{transport}: no word from {', '.join(map(str, active))} for {timeout:g} s")
         active = [end for end in active if end.pending]
     transport.wait([request for end in ends for request in end.sent], timeout)
-    return {end.number: end.rate() for end in ends if isinstance(end, _Receiver)}
+    return {end.number: end.arrivals() for end in ends if isinstance(end, _Receiver)}
 
 
 class _End:
@@ -128,7 +145,7 @@ class _Receiver(_End):
         super().__init__(transport, stream, number)
         self._seconds = seconds
         self._data = np.empty(stream.chunk, np.uint8)  # nobody reads it, so all chunks may go there
-        self._began = float("nan")
+        self._began = self._ended = float("nan")
         self._count = 0
         self._points: list[tuple[float, int]] = []
         for _ in range(WINDOW):
@@ -142,51 +159,66 @@ class _Receiver(_End):
         now = time.monotonic()
         self._count += 1
         if self._count == 1:
-            self._began = now
+            self._began = self._ended = now
         more = now - self._began < self._seconds
         if more:
             self._post()
+            self._ended = now
         word = np.array([_MORE if more else 0], np.uint8)
         self.sent.append(self.transport.isend(self.stream.src, 2 * self.number + 1, word))
 
     def caught_up(self) -> None:
-        self._points.append((time.monotonic() - self._began, self._count))
+        self._points.append((time.monotonic(), self._count))
 
-    def rate(self) -> float:
-        return steady_rate(self._points, self._seconds) * self.stream.chunk
+    def arrivals(self) -> Arrivals:
+        step = 1 + len(self._points) // _POINTS
+        times, counts = zip(*self._points[::-1][::step][::-1], strict=True)  # the last one counts where there are few
+        return Arrivals(times, counts, self._ended)
 
 
-def steady_rate(points: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Chunks per second of a stream, of which so many chunks had come so many seconds after the first, whenever the receiver had
-    taken all there were.
+def steady_rates(seen: Sequence[Arrivals]) -> list[float] | None:
+    """Chunks per second of each of several streams while all of them ran, or None if they hardly ever did at the same time.
 
-    The median slope between points of the stream's steady part that are far apart: a receiver that was not given the processor for
-    a while finds several chunks at once, and single points are off. The steady part begins after a quarter of ``seconds``, when
-    windows have grown and all streams have begun, and ends after ``seconds``. With few points, all count.
+    That time begins when the last stream has begun, plus a share of the time for windows to grow, and ends when the first ends; so
+    each rate is what a stream gets next to all others. All times must be of one clock.
     """
-    times, counts = (np.asarray(column, float) for column in zip(*points, strict=True))
-    inside = np.flatnonzero((times >= _SETTLE * seconds) & (times <= seconds))
+    begin, end = max(one.times[0] for one in seen), min(one.ends for one in seen)
+    longest = max(one.ends - one.times[0] for one in seen)
+    if end - begin < _TOGETHER * longest:
+        return None
+    return [_slope(one, begin + _SETTLE * (end - begin), end) for one in seen]
+
+
+def _slope(seen: Arrivals, begin: float, end: float) -> float:
+    """Chunks per second between two times: the median slope between points that are far apart. A receiver that was not given the
+    processor for a while finds several chunks at once, and single points are off. With few points between the times, all count."""
+    times, counts = np.asarray(seen.times), np.asarray(seen.counts, float)
+    inside = np.flatnonzero((times >= begin) & (times <= end))
     if len(inside) < _FEW:
         inside = np.arange(len(times))
     t, k = times[inside], counts[inside]
     apart = t[None, :] - t[:, None]
     if apart[0, -1] <= 0.0:
-        return float(counts[-1]) / max(float(times[-1]), _INSTANT)
+        return float(counts[-1]) / max(seen.ends - float(times[0]), _INSTANT)
     far = apart >= apart[0, -1] / 2
     return float(np.median((k[None, :] - k[:, None])[far] / apart[far]))
 
 
-def ping(transport: Transport, peer: int, leads: bool, count: int, timeout: float) -> float:
-    """The least of ``count`` times that 8 bytes took there and back, halved: seconds. Both ranks call it, one with ``leads``."""
+def ping(transport: Transport, peer: int, leads: bool, count: int, timeout: float) -> tuple[float, float]:
+    """The least of ``count`` times that 8 bytes took there and back, halved, and by how much the peer's monotonic clock is ahead:
+    seconds, on the rank that ``leads``. Both ranks call it."""
     word, answer = np.zeros(8, np.uint8), np.empty(8, np.uint8)
-    best = float("inf")
+    best, ahead = float("inf"), 0.0
     for _ in range(count):
-        began = time.perf_counter()
+        began = time.monotonic()
         receive = transport.irecv(peer, _PING_TAG, answer)
         if leads:
             transport.wait([transport.isend(peer, _PING_TAG, word), receive], timeout)
+            took = time.monotonic() - began
+            if took < best:
+                best, ahead = took, float(answer.view(np.float64)[0]) - (began + took / 2)
         else:
             transport.wait([receive], timeout)
+            word.view(np.float64)[0] = time.monotonic()
             transport.wait([transport.isend(peer, _PING_TAG, word)], timeout)
-        best = min(best, time.perf_counter() - began)
-    return best / 2
+    return best / 2, ahead
