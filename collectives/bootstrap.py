@@ -15,6 +15,7 @@ import numpy as np
 
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.transports.base import TAG_BITS, Bytes, Request, Transport
+from topoccl.topology.graph import TopologyError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -85,8 +86,8 @@ class _Failure:
     text: str
 
 
-KINDS: dict[str, type[TopocclError]] = {
-    kind.__name__: kind for kind in (ConfigError, TransportError, CollectiveTimeout, MismatchError, TopocclError)
+KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (ConfigError, TransportError, CollectiveTimeout, MismatchError, TopocclError, TopologyError)
 }
 
 
@@ -230,7 +231,12 @@ def choose_transport(config_transport: str, info: LaunchInfo) -> str:
 
 
 def open_transport(
-    name: str, info: LaunchInfo, timeout: float, interfaces: InterfaceFilter | None = None, store: Store | None = None
+    name: str,
+    info: LaunchInfo,
+    timeout: float,
+    interfaces: InterfaceFilter | None = None,
+    store: Store | None = None,
+    problem: TopocclError | None = None,
 ) -> Transport:
     """Opens the transport ``name`` among all ranks of the job; every rank must call it.
 
@@ -241,10 +247,11 @@ def open_transport(
         interfaces: which network interfaces Gloo may use.
         store: where Gloo's ranks meet, under keys of its own; None opens one: at MASTER_ADDR if that is set, and else (under
             mpirun) at rank 0, whose address then goes out over MPI point-to-point.
+        problem: why this rank cannot go on; where a store is used it is raised on every rank.
 
     Raises:
         ConfigError: a library is missing or no address can be used, naming it.
-        TransportError: peers cannot be reached.
+        TransportError, CollectiveTimeout: peers cannot be reached.
     """
     if name == "memory":
         from topoccl.collectives.transports.memory import MemoryHub
@@ -253,19 +260,34 @@ def open_transport(
     if name == "mpi":
         from topoccl.collectives.transports.mpi import mpi_transport
 
-        return mpi_transport(info.size)
+        return mpi_transport(info.size, timeout=timeout)
     if name != "gloo":
         raise ConfigError(f"transport {name!r} is unknown; known are mpi, gloo, memory")
     from topoccl.collectives.transports import rendezvous
-    from topoccl.collectives.transports.gloo import gloo_transport, import_torch_distributed
+    from topoccl.collectives.transports.gloo import import_torch_distributed
 
     dist = import_torch_distributed()
     master = info.master
     if store is None and master is not None:
         store = rendezvous.open_store(dist, master, info.size, timeout, serve=info.rank == 0 and not info.agent_store, attempt=info.attempt)
     elif store is None:
-        store, master = store_over_mpi(dist, info, timeout, interfaces)
-    address = rendezvous.choose_address(store, info.rank, info.size, interfaces, master, timeout)
+        store, master = store_over_mpi(info, timeout, interfaces)
+    return open_gloo(store, info, timeout, interfaces, master, problem)
+
+
+def open_gloo(
+    store: Store,
+    info: LaunchInfo,
+    timeout: float,
+    interfaces: InterfaceFilter | None,
+    master: tuple[str, int] | None,
+    problem: TopocclError | None = None,
+) -> Transport:
+    """Gloo among ranks that meet in ``store``; the rest as :func:`open_transport`."""
+    from topoccl.collectives.transports.gloo import gloo_transport
+    from topoccl.collectives.transports.rendezvous import choose_address
+
+    address = choose_address(store, info.rank, info.size, interfaces, master, timeout, problem)
     transport = gloo_transport(store, info.rank, info.size, timeout, address)
     try:
         # The store may end with rank 0: nobody goes on before all ranks are done with it.
@@ -276,29 +298,43 @@ def open_transport(
     return transport
 
 
-def store_over_mpi(dist: Any, info: LaunchInfo, timeout: float, interfaces: InterfaceFilter | None) -> tuple[Store, tuple[str, int] | None]:
-    """A store at rank 0, whose address goes out over MPI, and by which address it was reached (None at rank 0)."""
-    from topoccl.collectives.transports import rendezvous
+def store_over_mpi(
+    info: LaunchInfo, timeout: float, interfaces: InterfaceFilter | None, problem: TopocclError | None = None
+) -> tuple[Store, tuple[str, int] | None]:
+    """As :func:`share_store`, over an MPI transport of its own. ``problem`` is raised on every rank."""
     from topoccl.collectives.transports.mpi import mpi_transport
 
-    mpi = mpi_transport(info.size)
+    mpi = mpi_transport(info.size, timeout=timeout, for_transport="gloo")
     try:
-        store: Store | None = None
-        master: tuple[str, int] | None = None
-        offer: Any = None
-        problem: TopocclError | None = None
-        try:
-            if info.rank == 0:
-                store, offer = rendezvous.serve_store(dist, info.size, timeout, interfaces)
-        except TopocclError as exc:
-            offer = exc
-        offer = exchange_or_raise(mpi, offer, timeout)[0]
-        try:
-            if store is None:
-                store, master = rendezvous.join_store(dist, offer, info.size, timeout)
-        except TopocclError as exc:
-            problem = exc
         exchange_or_raise(mpi, problem, timeout)
-        return store, master
+        return share_store(mpi, info.size, timeout, interfaces)
     finally:
         mpi.close()
+
+
+def share_store(
+    transport: Transport, size: int, timeout: float, interfaces: InterfaceFilter | None
+) -> tuple[Store, tuple[str, int] | None]:
+    """A store at rank 0, whose address goes out over ``transport``, and by which address it was reached (None at rank 0)."""
+    from topoccl.collectives.transports import rendezvous
+    from topoccl.collectives.transports.gloo import import_torch_distributed
+
+    store: Store | None = None
+    master: tuple[str, int] | None = None
+    offer: Any = None
+    problem: TopocclError | None = None
+    try:
+        dist = import_torch_distributed()
+        if transport.rank == 0:
+            store, offer = rendezvous.serve_store(dist, size, timeout, interfaces)
+    except TopocclError as exc:
+        offer = exc
+    offer = exchange_or_raise(transport, offer, timeout)[0]
+    try:
+        if store is None:
+            store, master = rendezvous.join_store(dist, offer, size, timeout)
+    except TopocclError as exc:
+        problem = exc
+    exchange_or_raise(transport, problem, timeout)
+    assert store is not None
+    return store, master

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topoccl.collectives.bootstrap import exchange
+from topoccl.collectives.bootstrap import exchange_or_raise
+from topoccl.collectives.errors import TopocclError
 from topoccl.collectives.executor import arena as arenas
 from topoccl.collectives.transports.base import Transport
 from topoccl.topology.graph import Topology, TopologyError
@@ -65,14 +66,21 @@ def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[i
             break
         group = waiting.get(claims[transport.rank], []) if hosts[transport.rank] is None else []
         leads = bool(group) and group[0] == transport.rank
-        offer = None
+        offer: arenas.ArenaOffer | TopocclError | None = None
         opened: arenas.Arena | None = None
+        problem: TopocclError | None = None
         if leads:
-            opened, offer = arenas.create(len(group))
-        offers = exchange(transport, offer, timeout)
+            try:
+                opened, offer = arenas.create(len(group))
+            except OSError as error:
+                offer = _lacking(len(group), error)
+        offers = exchange_or_raise(transport, offer, timeout)
         if group and not leads:
-            opened = arenas.join(offers[group[0]], len(group))
-        joined = exchange(transport, opened is not None, timeout)
+            try:
+                opened = arenas.join(offers[group[0]], len(group))
+            except OSError as error:
+                problem = _lacking(len(group), error)
+        joined = exchange_or_raise(transport, problem or opened is not None, timeout)
         if opened is not None:
             opened.close_fd()
         for claim, ranks in waiting.items():
@@ -84,6 +92,11 @@ def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[i
                 mine = opened
                 member = {r: i for i, r in enumerate(ranks) if joined[r]}
     return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus))
+
+
+def _lacking(ranks: int, error: OSError) -> TopocclError:
+    size = arenas.arena_size(ranks) >> 20
+    return TopocclError(f"{size} MiB of memory for {ranks} ranks to share cannot be had: {error}; TOPOCCL_SHM=0 does without")
 
 
 def _name(claim: str, leader: int, hosts: Sequence[str | None]) -> str:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Any, TextIO
@@ -125,16 +126,24 @@ class Logger:
         # One write per message, so that lines of several processes on one terminal stay whole.
         lines = "".join(f"{head} {line}\n" for line in text.splitlines() or [""])
         with self._lock:
-            out = self._output()
-            out.write(lines)
-            out.flush()
+            if self._pattern is not None:
+                try:
+                    self._write_to_file(self._pattern, lines)
+                    return
+                except OSError as error:
+                    name, self._pattern = self.file_name(self._pattern), None
+                    lines = f"{head}: lines cannot be written to {name!r} ({error.strerror}); they go on here\n{lines}"
+            stream = self._stream if self._stream is not None else sys.stderr
+            with suppress(OSError, ValueError):  # nobody can be told, and no call shall fail for it
+                if stream is not None:
+                    stream.write(lines)
+                    stream.flush()
 
-    def _output(self) -> TextIO:
-        if self._pattern is None:
-            return self._stream if self._stream is not None else sys.stderr
+    def _write_to_file(self, pattern: str, lines: str) -> None:
         if self._file is None:
-            self._file = open(self.file_name(self._pattern), "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        return self._file
+            self._file = open(self.file_name(pattern), "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._file.write(lines)
+        self._file.flush()
 
     def file_name(self, pattern: str) -> str:
         """``pattern`` with this logger's host name and process id filled in."""

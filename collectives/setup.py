@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,20 +14,21 @@ from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.tuning import Tuning, TuningError, load_tuning
-from topoccl.collectives.bootstrap import choose_transport, exchange_or_raise, launch_environment, open_transport
+from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
 from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
+from topoccl.collectives.opening import open_job
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
+from topoccl.topology.graph import Topology, TopologyError
 from topoccl.topology.load import load
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
-    from topoccl.topology.graph import Topology
 
 
 def init(**options: Any) -> Communicator:
@@ -40,9 +42,7 @@ def init(**options: Any) -> Communicator:
         TopologyError: a topology file that is wrong or has fewer slots than ranks; on every rank.
         TransportError, CollectiveTimeout: ranks cannot reach each other.
     """
-    config = Config.from_environment(os.environ, **options)
-    info = launch_environment(os.environ)
-    transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
+    transport, config = open_job(launch_environment(os.environ), **options)
     try:
         return connect(transport, config)
     except BaseException:
@@ -64,8 +64,7 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.shm and (reason := supported()):
         logger.warn_once("shm", Subsystem.SHM, "shared memory is not used: %s", reason)
     neighbours, topology = seen.neighbours, seen.topology
-    if config.topo_dump_file and transport.rank == 0:
-        _write(config.topo_dump_file, dump(topology))
+    exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name)
     tuning = seen.tuning
@@ -120,7 +119,7 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
     mine: Any
     try:
         facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
-        described = load(config.topo_file) if config.topo_file else None
+        described = _described(config)
         config.algo_rules(known_names())
         tuning = _tuning(config)
         agreement = config.agreement()
@@ -149,12 +148,29 @@ def _tuning(config: Config) -> Tuning | None:
         raise ConfigError(f"{variable_of('tune_file')}: {error}") from None
 
 
-def _write(path: str, text: str) -> None:
-    """Writes a whole file or none."""
+def _described(config: Config) -> Topology | None:
+    if not config.topo_file:
+        return None
+    try:
+        return load(config.topo_file)
+    except TopologyError as error:
+        raise TopologyError(f"{variable_of('topo_file')}: {error}") from None
+
+
+def _dumped(path: str, topology: Topology) -> ConfigError | None:
+    """Writes a whole file or none, if one is asked for; returns what is wrong, to be told to all ranks."""
+    if not path:
+        return None
     partial = f"{path}.{os.getpid()}.tmp"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(dump(topology))
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(partial)
+        return ConfigError(f"{variable_of('topo_dump_file')}={path!r} cannot be written: {error.strerror}")
+    return None
 
 
 @atexit.register

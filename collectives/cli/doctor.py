@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topoccl.collectives.bootstrap import LaunchInfo, choose_transport, exchange_or_raise, launch_environment, open_transport
+from topoccl.collectives.bootstrap import LaunchInfo, exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.config import Config
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import seat
+from topoccl.collectives.opening import open_job
 from topoccl.collectives.setup import survey
 from topoccl.topology import TopologyError
 from topoccl.topology.checks import CHECKS, Case, Problem, Severity, examine
@@ -40,10 +41,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = Config.from_environment(os.environ)
-    given = args.topology or ([config.topo_file] if config.topo_file else [])
     info = launch_environment(os.environ)
-    case = _this_process(config, given) if info.kind == "single" else _all_ranks(config, given, info)
+    case = _this_process(args.topology) if info.kind == "single" else _all_ranks(args.topology, info)
     if case is None:
         return 0
     problems = examine(case)
@@ -54,9 +53,10 @@ def run(args: argparse.Namespace) -> int:
     return int(any(problem.severity is Severity.ERROR for problem in problems))
 
 
-def _this_process(config: Config, given: Sequence[str]) -> Case:
+def _this_process(given: Sequence[str]) -> Case:
     """This host; or the descriptions alone, unless they know this host by name."""
-    parts = _load(given)
+    config = Config.from_environment(os.environ)
+    parts = _load(given, config)
     if parts:
         declared = merge(parts)
         inventory = take_inventory(report=_report, interfaces=_interfaces(config))
@@ -71,9 +71,9 @@ def _this_process(config: Config, given: Sequence[str]) -> Case:
     return Case(merged.topology, [inventory.facts], [host], [host], _no_sharing(config), contradictions)
 
 
-def _all_ranks(config: Config, given: Sequence[str], info: LaunchInfo) -> Case | None:
+def _all_ranks(given: Sequence[str], info: LaunchInfo) -> Case | None:
     """All ranks of the job; None on those that do not report."""
-    transport = open_transport(choose_transport(config.transport, info), info, config.timeout, config.socket_ifname)
+    transport, config = open_job(info)
     try:
         problem: Exception | None = None
         parts: list[Part] = []
@@ -81,7 +81,7 @@ def _all_ranks(config: Config, given: Sequence[str], info: LaunchInfo) -> Case |
         if transport.rank == 0:
             try:
                 names = [facts.hostname for facts in seen.facts]
-                parts = [Part(part.origin, seat(part.topology, names), part.label) for part in _load(given)]
+                parts = [Part(part.origin, seat(part.topology, names), part.label) for part in _load(given, config)]
             except TopologyError as error:
                 problem = error
         exchange_or_raise(transport, problem, config.timeout)
@@ -93,7 +93,9 @@ def _all_ranks(config: Config, given: Sequence[str], info: LaunchInfo) -> Case |
     return Case(merged.topology, seen.facts, seen.neighbours.hosts, seen.claims, _no_sharing(config), merged.contradictions)
 
 
-def _load(given: Sequence[str]) -> list[Part]:
+def _load(given: Sequence[str], config: Config) -> list[Part]:
+    """The descriptions that were given, else the one that the configuration names."""
+    given = given or ([config.topo_file] if config.topo_file else [])
     return [Part(Origin.USER, load(text), Path(text).name) for text in given]
 
 

@@ -8,10 +8,9 @@ the list that ``Testsome`` looks through stays short.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
-import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from topoccl.collectives.errors import ConfigError, TransportError
+from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Medium, Message, Request, Transport
 from topoccl.collectives.transports.waiting import Patience
 
@@ -34,14 +33,15 @@ _process_lock = Lock()  # for an MPI that takes calls from one thread at a time
 _kept_alive: list[Any] = []  # what MPI may still use though the transport was closed
 
 
-def import_mpi() -> Any:
-    """``mpi4py.MPI``, initialised for several threads; :class:`ConfigError` when it cannot be had."""
+def import_mpi(for_transport: str = "mpi") -> Any:
+    """``mpi4py.MPI``, initialised for several threads; :class:`ConfigError` when it cannot be had ``for_transport``."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as exc:  # RuntimeError: mpi4py is there, the MPI library is not
+        why = "" if for_transport == "mpi" else ", over which ranks started by mpirun without MASTER_ADDR and MASTER_PORT meet"
+        instead = "set these" if why else "take transport gloo (known are mpi, gloo, memory) with MASTER_ADDR and MASTER_PORT set"
         raise ConfigError(
-            f"transport mpi: mpi4py cannot be imported ({exc}); install topoccl[mpi] and an MPI library, "
-            "or choose another of the transports: gloo, memory"
+            f"transport {for_transport}: mpi4py cannot be imported ({exc}){why}; install topoccl[mpi] and an MPI library, or {instead}"
         ) from exc
     if not MPI.Is_initialized() or MPI.Is_finalized():
         state = "was finalized already" if MPI.Is_initialized() else "is not initialised (mpi4py.rc.initialize is off)"
@@ -55,13 +55,26 @@ def import_mpi() -> Any:
     return MPI
 
 
-def mpi_transport(size: int | None = None, max_piece: int = MAX_PIECE, window: int = WINDOW) -> Transport:
+def mpi_transport(
+    size: int | None = None, max_piece: int = MAX_PIECE, window: int = WINDOW, timeout: float = 600.0, for_transport: str = "mpi"
+) -> Transport:
     """A transport over all ranks of this MPI job. Every rank must call it, in the same order as other communicators are made.
 
-    ``size`` is what the launcher said, to be compared with what MPI sees. ``max_piece`` (bytes) and ``window`` (pieces in flight
-    per message) may differ from call to call but not between ranks.
+    From then on an exception that nobody catches ends all ranks: MPI's finalization would wait for this rank's peers, and they for
+    this rank.
+
+    Args:
+        size: what the launcher said, to be compared with what MPI sees.
+        max_piece: bytes; may differ from call to call but not between ranks.
+        window: pieces in flight per message; as ``max_piece``.
+        timeout: seconds that this waits for the other ranks (once MPI is initialised, which may wait for them, too).
+        for_transport: what it is opened for, in errors.
+
+    Raises:
+        ConfigError: mpi4py or its MPI cannot be used.
+        CollectiveTimeout: not all ranks have come.
     """
-    MPI = import_mpi()
+    MPI = import_mpi(for_transport)
     world = MPI.COMM_WORLD
     if size is not None and size != world.size:
         vendor = MPI.Get_library_version().split(",")[0]
@@ -69,7 +82,8 @@ def mpi_transport(size: int | None = None, max_piece: int = MAX_PIECE, window: i
             f"transport mpi: the launcher started {size} ranks but MPI sees {world.size}: mpi4py runs on another MPI library "
             f"({vendor}) than that of the mpirun that started this process"
         )
-    endpoint = Endpoint(_MpiMedium(MPI, world.Dup(), max_piece, window))
+    _abort_on_uncaught(MPI)
+    endpoint = Endpoint(_MpiMedium(MPI, _duplicate(world, timeout), max_piece, window))
     atexit.register(_close_at_exit, weakref.ref(endpoint))
     return endpoint
 
@@ -80,28 +94,42 @@ def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
         endpoint.close()
 
 
-def abort_on_uncaught() -> None:
-    """From now on an exception that nobody catches, in any thread, ends all ranks (``MPI_Abort``), since MPI's finalization would
-    wait for this rank's peers, and they for this rank. For scripts started by mpirun; does nothing without mpi4py."""
-    try:
-        MPI = import_mpi()
-    except ConfigError:
-        return
-    if MPI.COMM_WORLD.size == 1:
-        return
+def _duplicate(world: MPI.Comm, timeout: float) -> MPI.Comm:
+    comm, request = world.Idup()
+    patience = Patience()
+    end = time.monotonic() + timeout
+    while not request.Test():
+        left = end - time.monotonic()
+        if left <= 0:
+            _kept_alive.append((comm, request))
+            raise CollectiveTimeout(
+                f"transport mpi: not all {world.size} ranks came within {timeout:g} s to set it up (rank {world.rank} did)"
+            )
+        patience.rest(left)
+    return comm
 
-    def abort(kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, where: str) -> None:
-        lines = traceback.format_exception(kind, value, trace)
-        sys.stderr.write(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} failed{where}; ending all ranks\n{''.join(lines)}")
+
+_aborting: list[int] = []  # the process in which uncaught exceptions end all ranks
+
+
+def _abort_on_uncaught(MPI: Any) -> None:
+    """Has the interpreter end all ranks (``MPI_Abort``) after it has shown an exception that nobody caught."""
+    world = MPI.COMM_WORLD
+    if _aborting or world.size == 1:
+        return
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        show(kind, value, trace)
+        if _aborting != [os.getpid()] or MPI.Is_finalized():
+            return  # in a fork
+        sys.stderr.write(f"rank {world.rank} of {world.size} failed; ending all ranks\n")
+        sys.stdout.flush()
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(130 if kind is KeyboardInterrupt else 1)
+        world.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
-    sys.excepthook = lambda kind, value, trace: abort(kind, value, trace, "")
-    threading.excepthook = lambda args: (
-        abort(args.exc_type, args.exc_value, args.exc_traceback, f" in thread {args.thread.name if args.thread else '?'}")
-        if args.exc_type is not SystemExit
-        else None
-    )
+    _aborting.append(os.getpid())
+    sys.excepthook = hook
 
 
 class _Flow:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topoccl.collectives.errors import ConfigError, TransportError
+from topoccl.collectives.errors import ConfigError, TopocclError, TransportError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _SIOCGIFADDR = 0x8915
 _PROBE_SECONDS = 3.0
+_FAREWELL_SECONDS = 3.0
 _generations = itertools.count()
+_served: dict[tuple[str, int], Store] = {}
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,18 @@ def source_address(target: str) -> str | None:
 
 
 def open_store(dist: Any, master: tuple[str, int], size: int, timeout: float, serve: bool, attempt: int) -> Store:
-    """The store at ``master`` (host, port), opened there if ``serve``; its keys are for the caller alone."""
+    """The store at ``master`` (host, port), opened there if ``serve``; its keys are for the caller alone.
+
+    A store that is opened stays until the process ends: others may come to it for their next transport while this rank still leaves
+    the one before.
+    """
     host, port = master
     try:
         store = dist.TCPStore(
             host, port, size, is_master=serve, timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
         )
+        if serve:
+            _served.setdefault(master, store)
     except RuntimeError as exc:
         doing = "open" if serve else "reach"
         raise TransportError(f"gloo: cannot {doing} the store at {host}:{port} (MASTER_ADDR, MASTER_PORT): {exc}") from exc
@@ -165,9 +173,15 @@ def _allowed(interfaces: InterfaceFilter | None) -> list[Address]:
 
 
 def choose_address(
-    store: Store, rank: int, size: int, interfaces: InterfaceFilter | None, master: tuple[str, int] | None, timeout: float
+    store: Store,
+    rank: int,
+    size: int,
+    interfaces: InterfaceFilter | None,
+    master: tuple[str, int] | None,
+    timeout: float,
+    problem: TopocclError | None = None,
 ) -> str:
-    """The address by which this rank's peers shall reach it; every rank must call it.
+    """The address by which this rank's peers shall reach it; every rank must call it. A ``problem`` of one rank is raised on all.
 
     All ranks in one network namespace and no interface asked for: loopback. Else rank 0 settles on IPv4 or IPv6, and each rank takes
     the first address of the interfaces asked for or, by default, the one from which it reaches ``master``; ranks beside the master
@@ -177,8 +191,42 @@ def choose_address(
         ConfigError: on every rank, when one has no fitting address.
         TransportError: a rank has not come within ``timeout`` seconds.
     """
+    try:
+        return _choose_address(store, rank, size, interfaces, master, timeout, problem)
+    except TopocclError:
+        wait_until_all_have_heard(store, rank, size)
+        raise
+
+
+def wait_until_all_have_heard(store: Store, rank: int, size: int) -> None:
+    """For ranks that end with the same error: the program may end now and, with rank 0, the store in which the others hear of it."""
+    end = time.monotonic() + _FAREWELL_SECONDS
+    try:
+        heard = store.add("heard", 1)
+        while rank == 0 and heard < size and time.monotonic() < end:
+            time.sleep(0.01)
+            heard = store.add("heard", 0)
+    except RuntimeError:
+        pass  # the store has gone; what is raised matters more
+
+
+def _choose_address(
+    store: Store,
+    rank: int,
+    size: int,
+    interfaces: InterfaceFilter | None,
+    master: tuple[str, int] | None,
+    timeout: float,
+    problem: TopocclError | None,
+) -> str:
     deadline = time.monotonic() + timeout
-    _tell(store, f"where/{rank}", lambda: _place(interfaces, master))
+
+    def place() -> dict[str, Any]:
+        if problem is not None:
+            raise problem
+        return _place(interfaces, master)
+
+    _tell(store, f"where/{rank}", place)
     if rank == 0:
         _tell(store, "meet", lambda: _settle([_hear(store, f"where/{peer}", f"rank {peer}", deadline) for peer in range(size)]))
     verdict = _hear(store, "meet", "rank 0", deadline)
@@ -192,7 +240,7 @@ def _tell(store: Store, key: str, make: Callable[[], dict[str, Any]]) -> None:
     """Sets a key to what ``make`` returns, or to the error it raises, for whoever hears it."""
     try:
         value = make()
-    except (ConfigError, TransportError) as exc:
+    except TopocclError as exc:
         value = {"error": str(exc), "config": isinstance(exc, ConfigError)}
     store.set(key, json.dumps(value))
 

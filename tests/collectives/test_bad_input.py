@@ -18,7 +18,7 @@ from topoccl.collectives.transports.memory import MemoryHub
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone() -> Iterator[Communicator]:
     communicator = connect(MemoryHub(1).transport(0), Config())
     yield communicator

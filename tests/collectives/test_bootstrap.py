@@ -423,9 +423,7 @@ def test_a_fork_may_not_use_the_parents_transport() -> None:
 def test_an_uncaught_exception_ends_all_ranks(mpirun: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import threading\n"
-        "from topoccl.collectives.transports.mpi import abort_on_uncaught, mpi_transport\n"
-        "abort_on_uncaught()\n"
+        "from topoccl.collectives.transports.mpi import mpi_transport\n"
         "t = mpi_transport()\n"
         "if t.rank == 1:\n"
         "    raise ValueError('this one')\n"

@@ -100,3 +100,21 @@ def test_lines_of_threads_stay_whole() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 200
     assert {line.split()[-1] for line in lines} == {str(n) * 50 for n in range(4)}
+
+
+def test_a_file_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:
+    out = io.StringIO()
+    log = Logger(pattern=str(tmp_path / "nowhere" / "%p.log"), rank=1, host="left", stream=out)
+    log.warn(Subsystem.INIT, "first")
+    log.warn(Subsystem.INIT, "second")
+    told, first, second = out.getvalue().splitlines()
+    assert f"nowhere/{os.getpid()}.log' (No such file or directory); they go on here" in told
+    assert (first[-5:], second[-6:]) == ("first", "second")
+
+
+def test_without_any_stream_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    Logger().warn(Subsystem.INIT, "nobody hears this")
+    closed = io.StringIO()
+    closed.close()
+    Logger(stream=closed).warn(Subsystem.INIT, "nor this")
