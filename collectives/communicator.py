@@ -406,7 +406,3 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _no_program(parity: int) -> Program:
     raise TopocclError("the group of this plan is closed")
-
-
-def _elements(data: Any) -> int:
-    return int(data.size) if isinstance(data, np.ndarray) else int(data.numel())
