@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from topoccl.topology import Topology, TopologyError, VertexKind
+from topoccl.topology.dump import dump
+from topoccl.topology.files import loads
 from topoccl.topology.formats import parse, recognise
 from topoccl.topology.paths import PathClass, path_class
 from topoccl.topology.routes import Routes
@@ -89,6 +93,13 @@ def test_h100_with_terminal_codes_affinities_and_names_of_nics() -> None:
 )
 def test_what_an_nvlink_carries_is_inferred_from_their_number(matrix: str, rate: float) -> None:
     assert set(links(parse(matrix), "nvlink").values()) == {rate}
+
+
+def test_a_saved_machine_is_the_same_machine() -> None:
+    topology = fixture("nvidia-8xh100-10nic.txt")
+    text = dump(topology)
+    assert loads(text) == topology
+    assert dump(loads(text)) == text
 
 
 def test_islands_of_nvlink_get_a_switch_each() -> None:
@@ -192,6 +203,34 @@ def test_a_column_that_is_only_empty_is_not_taken_for_a_glued_one() -> None:
 def test_numa_nodes_need_not_be_contiguous() -> None:
     topology = parse(SMALL.replace("32-47      0", "32-47      1").replace("48-63     1", "48-63     8"))
     assert {v.id for v in topology.vertices.values() if v.kind is VertexKind.NUMA} == {"h0.numa1", "h0.numa8"}
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), gpus=st.integers(1, 6), nics=st.integers(0, 3), numa=st.booleans())
+def test_any_matrix_becomes_a_machine_without_islands(data: st.DataObject, gpus: int, nics: int, numa: bool) -> None:
+    names = [*(f"GPU{i}" for i in range(gpus)), *(f"mlx5_{i}" for i in range(nics))]
+    classes = st.sampled_from(["PIX", "PXB", "PHB", "NODE", "SYS", "N/A"])
+    cells = {}
+    for a in range(len(names)):
+        for b in range(a):
+            cells[a, b] = cells[b, a] = data.draw(st.sampled_from(["NV1", "NV2", "NV18"]) | classes if a < gpus else classes)
+    rows = []
+    for a, name in enumerate(names):
+        affinity = [f"{a % 2 * 8}-{a % 2 * 8 + 7}", str(a % 2)] if numa and a < gpus else []
+        rows.append([name, *("X" if a == b else cells[a, b] for b in range(len(names))), *affinity])
+    titles = ["CPU", "Affinity", "NUMA", "Affinity"] if numa else []
+    topology = parse("\n".join("\t".join(row) for row in [["", *names, *titles], *rows]), "random.txt")
+    assert topology.num_ranks == gpus
+    routes = Routes(topology)
+    ends = [vertex.id for vertex in topology.vertices.values() if vertex.kind in (VertexKind.SLOT, VertexKind.NIC)]
+    assert all(path_class(routes, a, b) < PathClass.NET for a in ends for b in ends)
+
+
+def test_nearness_that_makes_no_tree_is_noted() -> None:
+    text = "GPU0 GPU1 GPU2\nGPU0 X PIX SYS\nGPU1 PIX X PIX\nGPU2 SYS PIX X\n"
+    notes = parse(text).vertices["h0"].attrs["notes"]
+    assert any("makes no tree: 1 pairs" in note and "gpu0 and gpu2" in note for note in notes)
+    assert not any("tree" in note for note in parse(SMALL).vertices["h0"].attrs["notes"])
 
 
 def test_ascend_mesh_and_dies() -> None:

@@ -73,7 +73,7 @@ def _server(draft: Draft, at: Cursor, hosts: dict[str, tuple[str, int]], ranks: 
     host = word(need(fields, "server_id", at), "the name or address of a server")
     if host in hosts:
         fields["server_id"].fail("a server that is not in the list yet")
-    draft.host(host, attrs=DEFAULT)
+    draft.host(host)
     draft.note(host, "links are not stated: HCCS at 196 GB/s per NPU, 100 Gbit/s per NPU between servers")
     devices = need(fields, "device", at).items("a list of devices")
     seen: set[int] = set()

@@ -163,7 +163,7 @@ def _hosts(draft: Draft, nodes: _Nodes) -> dict[str, tuple[str, str]]:
     if doubled:
         notes.append(f"{doubled} adapters have a name that another has: each is a host of its own")
     for host in dict.fromkeys(host for host, _ in adapters.values()):
-        draft.host(host, attrs=DEFAULT)
+        draft.host(host)
         draft.slot(host, attrs=DEFAULT)
     for note in notes if adapters else ():
         draft.note(next(iter(adapters.values()))[0], note)

@@ -63,8 +63,10 @@ class Machine:
             said = {"rate": constants.net(0), **DEFAULT} if device.nic else {}
             part = VertexKind.NIC if device.nic else VertexKind.SLOT
             self.vertices.append(self.draft.put(self.host, device.name, part, {"cpus": device.cpus, **device.attrs, **said}))
-        for numa, members in self._numa_nodes():
+        nodes = self._numa_nodes()
+        for numa, members in nodes:
             self._pcie(numa, members)
+        self._contradictions([members for _, members in nodes])
         for a, b, rate, kind, attrs in self._direct:
             self.draft.link(self.vertices[a], self.vertices[b], rate, 2 * constants.NVLINK_LATENCY, kind, attrs=attrs)
         for name, ports, kind, attrs in self._switches:
@@ -153,6 +155,21 @@ class Machine:
                 hub = self._bridge(top) if len(group) > 1 or top != numa else top
                 for index in group:
                     self.draft.below(hub, self.vertices[index], _PCIE, DEFAULT)
+
+    def _contradictions(self, nodes: list[list[int]]) -> None:
+        """Notes pairs that the tree brings nearer than the matrix does (nearness that is not transitive makes no tree)."""
+        everything = range(len(self.devices))
+        places = []
+        for groups in (self._groups(everything, _PIX), self._groups(everything, _PXB), nodes):
+            places.append({index: number for number, members in enumerate(groups) for index in members})
+        reached = (_PIX, _PXB, _NODE)
+        wrong = []
+        for (a, b), stated in self.near.items():
+            found = next((level for level, place in zip(reached, places, strict=True) if place[a] == place[b]), _SYS)
+            if found < stated:
+                wrong.append(f"{self.devices[a].name} and {self.devices[b].name}")
+        if wrong:
+            self.note(f"nearness in the matrix makes no tree: {len(wrong)} pairs are counted as nearer than it says, such as {wrong[0]}")
 
     def _bridge(self, above: str) -> str:
         number = sum(vertex.kind is VertexKind.PCIE for vertex in self.draft.vertices)

@@ -54,7 +54,7 @@ def _nodes(document: Cursor, entries: list[Cursor], source: str) -> Topology:
         seen[name] = None
         place = fields["LocationInfo"].entries() if "LocationInfo" in fields else {}
         attrs: dict[str, object] = {key: place[key].plain() for key in ("ChassisID", "SlotID", "TrayIndex", "HostID") if key in place}
-        draft.host(name, attrs={**DEFAULT, **attrs})
+        draft.host(name, attrs=attrs)
         draft.note(name, "rates are not stated: 18 links of NVLink 5 per GPU")
         domain = word(need(fields, "DomainUUID", at), "the id of an NVLink domain")
         for gpu in need(fields, "GpuIDList", at).items("a list of GPUs"):
@@ -88,7 +88,7 @@ def _graph(at: Cursor, source: str) -> Topology:
         if _SWITCH.search(kind):
             draft.add(name, VertexKind.SWITCH)
         else:
-            draft.host(name, attrs=DEFAULT)
+            draft.host(name)
             if not hosts:
                 draft.note(name, "rates are not stated: 10 Gbit/s per cable")
                 draft.note(name, ONE_SLOT)

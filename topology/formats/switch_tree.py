@@ -85,7 +85,7 @@ class SwitchTree:
         draft.name = self.name
         slots: dict[str, str] = {}
         for host in hosts:
-            draft.host(host, attrs=DEFAULT)
+            draft.host(host)
             slots[host] = draft.slot(host, attrs=DEFAULT)
         for name, switch in self.switches.items():
             draft.add(ids[name], VertexKind.SWITCH, attrs=switch.attrs)

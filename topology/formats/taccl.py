@@ -132,7 +132,7 @@ def _sketch(document: Cursor, given: dict[str, Cursor], source: str) -> Topology
     draft = Draft(source)
     slots = []
     for node in range(nodes):
-        draft.host(f"h{node}", attrs=DEFAULT)
+        draft.host(f"h{node}")
         draft.note(f"h{node}", "a sketch states no rates: 6 NVLinks of 20 GB/s per GPU, 10 Gbit/s per NIC")
         slots.append([draft.bare_slot(f"h{node}", {"accelerator": "gpu"}) for _ in range(gpus)])
     outside = draft.switch("ib") if senders else ""
