@@ -88,6 +88,13 @@ def test_devices_between_nodes_hang_on_the_host_and_memory_alone_is_no_place() -
         assert rate(topology, hub, "h0.gpu0", "pcie") == 8
 
 
+def test_a_device_below_one_of_no_interest() -> None:
+    inner = '<object type="PCIDev" pci_busid="0000:01:00.1" pci_type="0302 [10de:20b0] [0:0] a1 00" pci_link_speed="8.0"/>'
+    outer = f'<object type="PCIDev" pci_busid="0000:01:00.0" pci_type="0880 [1:1] [0:0] 00 00">{inner}</object>'
+    topology = parse(machine(f'<object type="Bridge" bridge_type="0-1">{outer}</object>'), "x")
+    assert rate(topology, "h0", "h0.gpu0", "pcie") == 8
+
+
 def test_there_are_limits() -> None:
     with pytest.raises(TopologyError, match="513 NUMA nodes and 0 cores; at most 512 and 65536"):
         parse(machine("".join(f'<object type="NUMANode" os_index="{n}"/>' for n in range(513))), "x")
@@ -126,7 +133,7 @@ def test_bitmaps(text: str, value: int) -> None:
         ('cpuset="0x0000000f"', 'cpuset="all"', ""),
         ('nodeset="0x00000024"', 'nodeset="7-9"', "nodeset is '7-9'; expected a bitmap"),
         ('nbobjs="2"', 'nbobjs="3"', "2 indexes; expected 3"),
-        ('nbobjs="5"', 'nbobjs="99999"', "nbobjs is '99999'; expected an integer from 1 to 2048"),
+        ('nbobjs="5"', 'nbobjs="99999"', "nbobjs is '99999'; expected an integer from 1 to 512"),
         (">10 31 21 11 <", ">10 31 21 <", "3 u64values; expected 4"),
         (">10 31 21 11 <", ">10 31 21 -11 <", "value '-11'; expected a number"),
         ("OSDev:22", "22", "index '22'; expected Type:number"),

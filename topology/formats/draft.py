@@ -25,6 +25,7 @@ class Draft(Fabric):
         self.taken: dict[str, int] = {}
         """All ids, each with the last number that was given to namesakes of it."""
         self.notes: dict[str, dict[str, None]] = {}
+        self.more: dict[str, dict[str, Any]] = {}
 
     def free(self, name: str) -> str:
         """``name``, or ``name#2`` and so on if that is taken."""
@@ -50,9 +51,7 @@ class Draft(Fabric):
 
     def describe(self, vertex: str, attrs: Mapping[str, Any]) -> None:
         """More attributes for a vertex that is there already."""
-        index = next(index for index, known in enumerate(self.vertices) if known.id == vertex)
-        old = self.vertices[index]
-        self.vertices[index] = Vertex(old.id, old.kind, old.host, {**old.attrs, **attrs})
+        self.more.setdefault(vertex, {}).update(attrs)
 
     def note(self, host: str, text: str) -> None:
         """A sentence about what is missing or assumed, once."""
@@ -69,6 +68,10 @@ class Draft(Fabric):
             if len(notes) > _MOST_NOTES:
                 notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
             self.describe(host, {"notes": notes})
+        self.vertices = [
+            Vertex(vertex.id, vertex.kind, vertex.host, {**vertex.attrs, **self.more[vertex.id]}) if vertex.id in self.more else vertex
+            for vertex in self.vertices
+        ]
         count = sum(vertex.kind is VertexKind.SLOT for vertex in self.vertices)
         if count > MAX_SLOTS:
             raise TopologyError(f"{self.source}: {count} places for ranks; at most {MAX_SLOTS} are read")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from topoccl.topology.formats.safe_xml import Element
 
-MAX_OBJECTS = 2048
+MAX_OBJECTS = 512
 BANDWIDTH, LATENCY = 1 << 3, 1 << 2
 """Bits of ``kind`` (``hwloc/distances.h``). Bandwidths are MB/s; latencies are relative, 10 for oneself."""
 

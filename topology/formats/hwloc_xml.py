@@ -66,12 +66,6 @@ class _Numa:
     cpus: int
 
 
-@dataclass
-class _Nic:
-    element: Element
-    devices: list[Element]
-
-
 class _Reader:
     def __init__(self, root: Element, machine: Element) -> None:
         self.root, self.machine = root, machine
@@ -85,8 +79,8 @@ class _Reader:
         self.by_gp: dict[tuple[str, int], str] = {}
         self.slots: list[str] = []
         self.unsaid = self.virtual = 0
-        self.wanted: set[int] = set()
-        """``id()`` of the PCI devices and bridges that lead to an accelerator or a NIC."""
+        self.wanted: dict[int, float] = {}
+        """By ``id()`` the PCI devices and bridges that lead to an accelerator or a NIC, and the highest rate below them, GB/s."""
 
     def topology(self) -> Topology:
         objects = list(_objects(self.machine))
@@ -160,16 +154,15 @@ class _Reader:
 
     # Devices
 
-    def want(self, element: Element) -> bool:
-        """Marks devices of interest and every bridge above them; NVSwitches only count by their links."""
-        found = False
-        for child in element.all("object"):
-            found |= self.want(child)
+    def want(self, element: Element) -> float | None:
+        """Marks devices of interest and every bridge above them; NVSwitches only count by their links. Returns the highest rate."""
+        below = [rate for child in element.all("object") if (rate := self.want(child)) is not None]
         if element.get("type") == "PCIDev":
-            found = self.is_accelerator(element) or self.nic(element) is not None
-        if found:
-            self.wanted.add(id(element))
-        return found
+            below = [0.0] if self.is_accelerator(element) or self.ports(element) else []
+        if not below:
+            return None
+        self.wanted[id(element)] = max(below)
+        return max(*below, element.number("pci_link_speed", 0.0))
 
     def osdevs(self, element: Element) -> Iterator[tuple[Element, int]]:
         for child in element.all("object"):
@@ -181,10 +174,10 @@ class _Reader:
         infos = [(child.get("subtype") or _info(child, "Backend"), bits) for child, bits in self.osdevs(element)]
         return pci_class(element) in _ACCELERATORS or any(kind in _COMPUTE or bits & _COPROCESSOR for kind, bits in infos)
 
-    def nic(self, element: Element) -> _Nic | None:
+    def ports(self, element: Element) -> list[Element]:
+        """Of a NIC: its RDMA devices, or if it has none its interfaces."""
         devices = list(self.osdevs(element))
-        ports = [child for child, bits in devices if bits & _OPENFABRICS] or [child for child, bits in devices if bits & _NETWORK]
-        return _Nic(element, ports) if ports else None
+        return [child for child, bits in devices if bits & _OPENFABRICS] or [child for child, bits in devices if bits & _NETWORK]
 
     def io(self, element: Element, nodes: int) -> None:
         """Walks down to host bridges and to devices that hang on none."""
@@ -224,7 +217,7 @@ class _Reader:
 
     def upstream(self, element: Element, rate: float) -> tuple[float, dict[str, Any]]:
         """The rate of a switch's upstream port, which often claims generation 1 or 2 whatever it carries."""
-        below = max((child.number("pci_link_speed", 0.0) * 1e9 for child in _objects(element) if id(child) in self.wanted), default=0.0)
+        below = self.wanted[id(element)] * 1e9
         if rate and constants.is_old_pcie(rate) and below > rate and not constants.is_old_pcie(below):
             busid = element.get("pci_busid")
             self.draft.note(self.host, f"switch {busid} claims {rate / 1e9:g} GB/s above faster devices: their {below / 1e9:g} assumed")
@@ -242,8 +235,7 @@ class _Reader:
             vertex = self.draft.put(self.host, f"gpu{len(self.slots)}", VertexKind.SLOT, attrs)
             self.slots.append(vertex)
         else:
-            nic = self.nic(element)
-            ports = nic.devices if nic else []
+            ports = self.ports(element)
             if len(ports) > 1:
                 vertex = self.draft.put(self.host, busid, VertexKind.SWITCH, {"nic": True})
                 for port in ports:

@@ -18,10 +18,12 @@ from topoccl.topology.document import MAX_BYTES
 from topoccl.topology.graph import TopologyError
 
 MAX_DEPTH = 96
-MAX_ELEMENTS = 200_000
+MAX_ELEMENTS = 100_000
 MAX_ATTRIBUTES = 64
 MAX_TAG = 1 << 20
 """Bytes of one tag, comment or other markup."""
+_PROLOG = 1 << 18
+"""Characters in which the first element has to begin."""
 _STEP = 1 << 16
 _NAME = re.compile(r"<(?:!DOCTYPE\s+)?([A-Za-z_][\w.-]{0,63})")
 _BLANKS = re.compile(r"[\ufeff \t\r\n]*")
@@ -99,6 +101,7 @@ class Element:
 
 def root_name(text: str) -> str | None:
     """The tag of the first element (or what a document type with declarations calls it), without parsing; None if this is no XML."""
+    text = text[:_PROLOG]
     name = _NAME.match(text, _skip(text)[0])
     return name[1] if name else None
 
@@ -130,7 +133,7 @@ class _Parser:
 
     def parse(self, text: str) -> Element:
         text = text.removeprefix("\ufeff")
-        start = _skip(text)[1]
+        start = _skip(text[:_PROLOG])[1]
         if start is not None:  # expat wants a declaration at the very beginning or not at all
             end = text.find("?>", start)
             text = text[:start] + "\n" * text.count("\n", start, end) + text[end + 2 :] if end > 0 else text
