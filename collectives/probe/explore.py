@@ -19,7 +19,7 @@ from topoccl.collectives.probe import rounds
 from topoccl.collectives.probe.neighbours import Cables, clear, find_cables
 from topoccl.collectives.probe.nics import NicGroups, gains
 from topoccl.collectives.probe.racks import partition
-from topoccl.collectives.probe.table import SAME, Flow, Outcome, Table
+from topoccl.collectives.probe.table import SAME, Ends, Flow, Outcome, Table
 
 Measure = Callable[[Sequence[Flow], float], Sequence[float]]
 """Runs flows at the same time for so many seconds; returns the rate of each in bytes/s."""
@@ -33,9 +33,6 @@ _AGREE = 0.06
 _CHECKS = 3
 _SLOW = 0.92
 _SEED = 20
-
-Ends = tuple[int, int]
-"""Source and destination host of a flow."""
 
 
 class OutOfTime(Exception):
@@ -131,9 +128,9 @@ class Explorer:
                 self._measure("ranks", found.open)
 
     def _racks(self, hosts: list[int]) -> None:
-        if len(hosts) > 4:
-            extra = [pairs for turn in range(2) for pairs in rounds.shuffled_tournament(hosts, _SEED + turn)]
-            self._all("racks", "cross", [_both(pairs) for pairs in extra], share=0.6)
+        turns = 2 if len(hosts) > 4 else 1  # of four there are no other pairings
+        extra = [pairs for turn in range(turns) for pairs in rounds.shuffled_tournament(hosts, _SEED + turn)]
+        self._all("racks", "cross", [_both(pairs) for pairs in extra], share=0.6)
         before: tuple[tuple[int, ...], ...] | None = None
         for _ in range(_CHECKS):
             groups = partition(self.table)
@@ -192,7 +189,7 @@ class Explorer:
             if any(abs(total - totals[-1]) <= _AGREE * totals[-1] for total in totals[:-1]):
                 break
         outcome = Outcome(kind, tuple(flows), tuple(runs))
-        self.table.outcomes.append(outcome)
+        self.table.add(outcome)
         for flow, rate in zip(outcome.flows, outcome.rates, strict=True):
             self._sent[flow.src] = max(self._sent.get(flow.src, 0.0), rate)
             self._received[flow.dst] = max(self._received.get(flow.dst, 0.0), rate)

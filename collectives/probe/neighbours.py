@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from topoccl.collectives.probe.table import SAME, Table
+from topoccl.collectives.probe.table import SAME, Ends, Table
 
-Ends = tuple[int, int]
 Question = tuple[Ends, ...]
 
 MANY = 1.4
@@ -34,18 +33,18 @@ class Cables:
     """Direct links between hosts.
 
     Attributes:
-        edges: pairs of hosts, the lower number first.
-        agreed: for each edge, whether it was seen from both its ends.
+        edges: pairs of hosts, the lower number first, in order.
+        doubtful: pairs that seem linked from one end only, and are not among ``edges``.
     """
 
-    edges: tuple[tuple[int, int], ...]
-    agreed: tuple[bool, ...]
+    edges: tuple[Ends, ...]
+    doubtful: tuple[Ends, ...] = ()
 
 
 def width(table: Table) -> list[float]:
     """How many times as much each host sent to several hosts at once as to any single one; 1 for a host that did neither."""
-    sent, _ = table.peaks(table.of_kind("one_way"))
-    wide, _ = table.peaks(table.of_kind("scatter"))
+    sent, _ = table.peaks("one_way")
+    wide, _ = table.peaks("scatter")
     return [many / one if one and many else 1.0 for one, many in zip(sent, wide, strict=True)]
 
 
@@ -96,7 +95,7 @@ def share_a_link(table: Table, first: Ends, second: Ends) -> Question | bool:
     if sum(alone) - together.total > _LOST * min(alone):
         return True
     side = 0 if first[0] == second[0] else 1  # they come from one host, or go to one
-    most = table.peaks(table.of_kind("one_way", "alone"))[side][first[side]]
+    most = table.peaks("one_way", "alone")[side][first[side]]
     if together.total > _APART * most:
         return False
     for ends, rate in zip((first, second), alone, strict=True):
@@ -146,17 +145,17 @@ def _network(hosts: int, seen: Collection[Ends]) -> Cables | None:
     A star, whose rays share nothing, is what a switch with one fast NIC looks like; so are links between all pairs of many hosts,
     where one stream alone does not fill a NIC.
     """
-    edges = sorted({(min(pair), max(pair)) for pair in seen})
-    mutual = [(a, b) for a, b in edges if (a, b) in seen and (b, a) in seen]
-    if _joined(hosts, mutual):
-        edges = mutual
-    elif not _joined(hosts, edges):
-        return None
+    all_ = sorted({(min(pair), max(pair)) for pair in seen})
+    edges = [(a, b) for a, b in all_ if (a, b) in seen and (b, a) in seen]
+    if not joined(hosts, edges):
+        edges = all_
+        if not joined(hosts, edges):
+            return None
     degrees = [sum(host in edge for edge in edges) for host in range(hosts)]
     star = hosts > 3 and max(degrees) == hosts - 1 == len(edges)
     if star or (hosts > MESH_HOSTS and min(degrees) == hosts - 1):
         return None
-    return Cables(tuple(edges), tuple((a, b) in seen and (b, a) in seen for a, b in edges))
+    return Cables(tuple(edges), tuple(edge for edge in all_ if edge not in edges))
 
 
 def _neighbours(table: Table, ports: Sequence[Ports], host: int) -> Iterator[tuple[int, Question | None]]:
@@ -177,7 +176,8 @@ def _neighbours(table: Table, ports: Sequence[Ports], host: int) -> Iterator[tup
         yield kept, question
 
 
-def _joined(hosts: int, edges: Sequence[tuple[int, int]]) -> bool:
+def joined(hosts: int, edges: Sequence[Ends]) -> bool:
+    """Whether ``edges`` join all hosts."""
     reached, queue = {0}, [0]
     for host in queue:
         for edge in edges:

@@ -26,8 +26,8 @@ class Nic:
 
 def gains(table: Table) -> list[int]:
     """Hosts whose ranks together sent or received clearly more than the first rank alone."""
-    alone = table.peaks(table.of_kind("one_way", "both_ways"))
-    together = table.peaks(table.of_kind("streams"))
+    alone = table.peaks("one_way", "both_ways")
+    together = table.peaks("streams")
     return [h for h in range(len(table.hosts)) if any(all_[h] > MORE * one[h] for all_, one in zip(together, alone, strict=True))]
 
 
@@ -74,7 +74,7 @@ def nics(table: Table, host: int) -> list[Nic]:
     found = NicGroups(table, host, partner)
     if found.open is not None or len(found.groups) < 2:
         return one
-    rates = [level([_rate(table, [flow]) or 0.0 for flow in group]) for group in found.groups]
+    rates = [level(run[0] for flow in group if (alone := table.find("ranks", [flow])) for run in alone.runs) for group in found.groups]
     if sent[host] < _ALL * sum(rates):
         return one
     ranks = [[flow.src for flow in group] for group in found.groups]

@@ -31,6 +31,11 @@ class Racks:
     up: tuple[float | None, ...]
     down: tuple[float | None, ...]
 
+    @classmethod
+    def of(cls, table: Table, members: tuple[tuple[int, ...], ...]) -> Racks:
+        """The racks ``members``, with what they exchange when they exchange as much as they can."""
+        return cls(members, *_uplinks(table, members))
+
 
 @dataclass
 class _Evidence:
@@ -75,9 +80,8 @@ def _merit(evidence: _Evidence) -> float:
 def _evidence(table: Table) -> dict[tuple[int, int], _Evidence]:
     found: dict[tuple[int, int], _Evidence] = {}
     for kinds in (("one_way",), _DUPLEX):
-        outcomes = [o for o in table.of_kind(*kinds) if len(o.flows) > 0]
-        sent, received = table.peaks(outcomes)
-        for outcome in outcomes:
+        sent, received = table.peaks(*kinds)
+        for outcome in table.of_kind(*kinds):
             rows = []
             for (a, b), rate in zip(table.ends(outcome), outcome.rates, strict=True):
                 able = min(sent[a], received[b])
@@ -93,17 +97,16 @@ def _evidence(table: Table) -> dict[tuple[int, int], _Evidence]:
     return found
 
 
-def uplinks(table: Table, members: tuple[tuple[int, ...], ...]) -> Racks:
-    """What the racks ``members`` exchange with each other when they exchange as much as they can."""
+def _uplinks(table: Table, members: tuple[tuple[int, ...], ...]) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+    """What each rack sends to the others, and receives from them, where an uplink was full."""
     rack_of = {host: rack for rack, hosts in enumerate(members) for host in hosts}
     full: tuple[list[list[float]], list[list[float]]] = ([[] for _ in members], [[] for _ in members])
     for kinds in (("one_way",), _DUPLEX):
-        outcomes = list(table.of_kind(*kinds))
-        sent, received = table.peaks(outcomes)
-        for outcome in outcomes:
+        sent, received = table.peaks(*kinds)
+        for outcome in table.of_kind(*kinds):
             _add_full(table, outcome, rack_of, (sent, received), full)
     up, down = ([level(values) if values else None for values in side] for side in full)
-    return Racks(members, tuple(up), tuple(down))
+    return tuple(up), tuple(down)
 
 
 def _add_full(

@@ -14,8 +14,9 @@ from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import meet
 from topoccl.collectives.probe import rounds
+from topoccl.collectives.probe.build import Setting
 from topoccl.collectives.probe.explore import Explorer
-from topoccl.collectives.probe.infer import Setting, infer
+from topoccl.collectives.probe.infer import infer
 from topoccl.collectives.probe.streams import Arrivals, Stream, ping, run_streams, steady_rates
 from topoccl.collectives.probe.table import Flow, Table
 from topoccl.collectives.transports.base import Transport

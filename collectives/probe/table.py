@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 SAME = 0.85
@@ -14,6 +16,10 @@ SAME = 0.85
 _NEAR = 0.8
 STREAMS = 8
 """So many ranks of a host are compared to see whether they share a NIC."""
+
+
+Ends = tuple[int, int]
+"""Source and destination host of a flow."""
 
 
 class Flow(NamedTuple):
@@ -62,26 +68,38 @@ def level(values: Iterable[float]) -> float:
     return ordered[0] if ordered else 0.0
 
 
-@dataclass
 class Table:
     """All measurements of one job.
 
     Attributes:
         hosts: the ranks of each host; hosts are numbered by this order. The first rank of a host speaks for it.
-        outcomes: in the order in which they were measured.
+        host_of: the host of each rank.
+        outcomes: in the order in which they were measured; :meth:`add` adds one.
         latencies: of pairs of hosts (lower number first): seconds one way, the least seen.
         complete: no measurement was left out for want of time.
     """
 
-    hosts: tuple[tuple[int, ...], ...]
-    outcomes: list[Outcome] = field(default_factory=list)
-    latencies: dict[tuple[int, int], float] = field(default_factory=dict)
-    complete: bool = True
+    def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
+        self.hosts = tuple(map(tuple, hosts))
+        self.host_of = {rank: host for host, ranks in enumerate(self.hosts) for rank in ranks}
+        self.outcomes: list[Outcome] = []
+        self.latencies: dict[Ends, float] = {}
+        self.complete = True
+        self._first: dict[tuple[str, frozenset[Flow]], Outcome] = {}
+        self._alone: dict[Flow, list[float]] = {}  # rates of flows that were alone at both their ends
+        self._singles: dict[Flow, float] = {}
+        self._peaks: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
 
-    @cached_property
-    def host_of(self) -> dict[int, int]:
-        """The host of each rank."""
-        return {rank: host for host, ranks in enumerate(self.hosts) for rank in ranks}
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._first.setdefault((outcome.kind, frozenset(outcome.flows)), outcome)
+        self._peaks.clear()
+        ends = self.ends(outcome)
+        out, into = (Counter(end[side] for end in ends) for side in range(2))
+        for number, (flow, (src, dst)) in enumerate(zip(outcome.flows, ends, strict=True)):
+            if out[src] == into[dst] == 1:
+                self._alone.setdefault(flow, []).extend(run[number] for run in outcome.runs)
+                self._singles.pop(flow, None)
 
     def flow(self, src: int, dst: int) -> Flow:
         """The flow between the first ranks of two hosts."""
@@ -92,42 +110,39 @@ class Table:
         peers = self.hosts[dst]
         return [Flow(rank, peers[number % len(peers)]) for number, rank in enumerate(self.hosts[src][:STREAMS])]
 
-    def ends(self, outcome: Outcome) -> list[tuple[int, int]]:
+    def ends(self, outcome: Outcome) -> list[Ends]:
         """Source and destination host of each flow."""
         return [(self.host_of[flow.src], self.host_of[flow.dst]) for flow in outcome.flows]
 
     def of_kind(self, *kinds: str) -> Iterator[Outcome]:
         return (outcome for outcome in self.outcomes if outcome.kind in kinds)
 
-    def peaks(self, outcomes: Iterable[Outcome] | None = None) -> tuple[list[float], list[float]]:
-        """The most that each host was seen to send, and to receive, all its flows together; 0 for one that never did."""
-        sums: tuple[list[dict[str, list[float]]], ...] = tuple([{} for _ in self.hosts] for _ in range(2))
-        for outcome in self.outcomes if outcomes is None else outcomes:
-            ends = self.ends(outcome)
-            for run in outcome.runs:
-                for side in range(2):
+    def find(self, kind: str, flows: Sequence[Flow]) -> Outcome | None:
+        """The first measurement of exactly these flows, in any order."""
+        return self._first.get((kind, frozenset(flows)))
+
+    def peaks(self, *kinds: str) -> tuple[list[float], list[float]]:
+        """The most that each host was seen to send, and to receive, all its flows together; 0 for one that never did.
+
+        ``kinds`` are those of the measurements that count; all by default.
+        """
+        if kinds not in self._peaks:
+            sums: tuple[list[dict[str, list[float]]], ...] = tuple([{} for _ in self.hosts] for _ in range(2))
+            for outcome in self.of_kind(*kinds) if kinds else self.outcomes:
+                ends = self.ends(outcome)
+                for run, side in product(outcome.runs, range(2)):
                     totals: dict[int, float] = {}
                     for end, rate in zip(ends, run, strict=True):
                         totals[end[side]] = totals.get(end[side], 0.0) + rate
                     for host, total in totals.items():
                         sums[side][host].setdefault(outcome.kind, []).append(total)
-        sent, received = ([max(map(level, kinds.values()), default=0.0) for kinds in side] for side in sums)
-        return sent, received
+            sent, received = ([max(map(level, values.values()), default=0.0) for values in side] for side in sums)
+            self._peaks[kinds] = sent, received
+        return self._peaks[kinds]
 
     def single(self, src: int, dst: int) -> float:
-        """The most that one flow between the first ranks of two hosts was seen to get while neither host sent or received more."""
+        """The most that one flow between the first ranks of two hosts was seen to get while neither of these sent or received more."""
         flow = self.flow(src, dst)
-        values: list[float] = []
-        for outcome in self.outcomes:
-            if flow not in outcome.flows:
-                continue
-            ends = self.ends(outcome)
-            if sum(a == src for a, _ in ends) == 1 == sum(b == dst for _, b in ends):
-                number = outcome.flows.index(flow)
-                values += [run[number] for run in outcome.runs]
-        return level(values)
-
-    def find(self, kind: str, flows: Sequence[Flow]) -> Outcome | None:
-        """The measurement of exactly these flows, in any order."""
-        wanted = set(flows)
-        return next((o for o in self.of_kind(kind) if set(o.flows) == wanted), None)
+        if flow not in self._singles:
+            self._singles[flow] = level(self._alone.get(flow, ()))
+        return self._singles[flow]

@@ -1,0 +1,69 @@
+"""How well a topology explains measurements. Pure.
+
+Compared are totals, of whole measurements and of the flows over one link: how flows share a link is TCP's affair. What disturbs a
+measurement takes away and adds nothing: more than a topology allows speaks against it more than less does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from topoccl.collectives.probe.sharing import share
+from topoccl.collectives.probe.table import Table
+from topoccl.topology.graph import Topology
+from topoccl.topology.routes import Routes
+
+_OVER, _UNDER = 1.2, 0.85  # of what is predicted: beyond, a measurement contradicts
+_UNDER_WEIGHT = 0.5
+_FULL = 0.98
+_AGREES = 0.15
+_UNTESTED = 0.25
+
+
+class Fit:
+    """Predictions of all measurements of ``table`` with ``topology``, whose rates are those of the wire."""
+
+    def __init__(self, table: Table, topology: Topology, efficiency: float) -> None:
+        self._table = table
+        self._topology = topology
+        self._capacity = [link.bandwidth * efficiency for link in topology.links]
+        routes = Routes(topology)
+        self._paths = [[routes.path(*flow) for flow in outcome.flows] for outcome in table.outcomes]
+        self._rates = [share(paths, self._capacity) for paths in self._paths]
+
+    @property
+    def misfit(self) -> float:
+        """The share of measurements that contradict, from 0 to 1."""
+        total = 0.0
+        for outcome, rates in zip(self._table.outcomes, self._rates, strict=True):
+            predicted = sum(rates)
+            total += 1.0 if outcome.total > _OVER * predicted else _UNDER_WEIGHT if outcome.total < _UNDER * predicted else 0.0
+        return total / max(len(self._rates), 1)
+
+    def attrs(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """``confidence`` for each pair of links between hosts and switches, by their ends.
+
+        Of the measurements that a link limits, the share in which all its flows together got what it carries, drawn towards one half
+        as long as there are few. A link that limits nothing was only seen to carry what it had to: ``limits`` is False.
+        """
+        agreeing, limited = [0] * len(self._capacity), [0] * len(self._capacity)
+        for outcome, paths, rates in zip(self._table.outcomes, self._paths, self._rates, strict=True):
+            predicted: dict[int, float] = {}
+            got: dict[int, float] = {}
+            for path, rate, real in zip(paths, rates, outcome.rates, strict=True):
+                for link in path:
+                    predicted[link] = predicted.get(link, 0.0) + rate
+                    got[link] = got.get(link, 0.0) + real
+            for link, load in predicted.items():
+                if load >= _FULL * self._capacity[link]:
+                    limited[link] += 1
+                    agreeing[link] += abs(got[link] - load) <= _AGREES * load
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for index in range(0, len(self._capacity), 2):  # directions are declared in pairs
+            first = self._topology.links[index]
+            if first.kind == "net":
+                yes, seen = agreeing[index] + agreeing[index + 1], limited[index] + limited[index + 1]
+                sure = {"confidence": math.floor(100 * (yes + 0.5) / (seen + 1)) / 100}
+                found[first.src, first.dst] = sure if seen else {"confidence": _UNTESTED, "limits": False}
+        return found
