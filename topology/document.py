@@ -26,20 +26,30 @@ _T = TypeVar("_T")
 _TAG = "tag:yaml.org,2002:"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Node:
     value: _Scalar | list[_Node] | dict[str, _Node]
     line: int | None
     size: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cursor:
-    """One value of a document and its place; the methods read it as a type or raise a TopologyError that names the place."""
+    """One value of a document and its place; the methods read it as a type or raise a TopologyError that names the place.
+
+    ``above`` and ``key`` say where: None and "" for the whole.
+    """
 
     source: str
-    path: str
+    above: Cursor | None
+    key: str | int
     node: _Node
+
+    @property
+    def path(self) -> str:
+        if self.above is None:
+            return ""
+        return f"{self.above.path}[{self.key}]" if isinstance(self.key, int) else _join(self.above.path, self.key)
 
     @property
     def where(self) -> str:
@@ -56,7 +66,7 @@ class Cursor:
     def items(self, expected: str = "a list") -> list[Cursor]:
         if not isinstance(self.node.value, list):
             self.fail(expected)
-        return [Cursor(self.source, f"{self.path}[{index}]", node) for index, node in enumerate(self.node.value)]
+        return [Cursor(self.source, self, index, node) for index, node in enumerate(self.node.value)]
 
     def fields(self, known: Sequence[str], required: Sequence[str] = (), expected: str = "") -> dict[str, Cursor]:
         """A mapping with no other keys than ``known`` and all of ``required``."""
@@ -65,18 +75,18 @@ class Cursor:
             self.fail(expected or f"a mapping with {', '.join(required or known)}")
         for key, node in value.items():
             if key not in known:
-                at = Cursor(self.source, _join(self.path, key), node)
+                at = Cursor(self.source, self, key, node)
                 raise TopologyError(f"{at.where}: unknown key {key!r}; known here: {', '.join(known)}")
         for key in required:
             if key not in value:
                 raise TopologyError(f"{self.where}: key {key!r} is missing")
-        return {key: Cursor(self.source, _join(self.path, key), node) for key, node in value.items()}
+        return {key: Cursor(self.source, self, key, node) for key, node in value.items()}
 
     def entries(self, expected: str = "a mapping") -> dict[str, Cursor]:
         """A mapping with whatever keys (formats of others)."""
         if not isinstance(self.node.value, dict):
             self.fail(expected)
-        return {key: Cursor(self.source, _join(self.path, key), node) for key, node in self.node.value.items()}
+        return {key: Cursor(self.source, self, key, node) for key, node in self.node.value.items()}
 
     @property
     def is_mapping(self) -> bool:
@@ -142,13 +152,13 @@ def read(text: str, source: str, holds: str = "a mapping with hosts") -> Cursor:
     as_json = source.endswith(".json")
     if as_json or text.lstrip()[:1] in ("{", "["):
         try:
-            return Cursor(source, "", _from_json(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse), source, ""))
+            return Cursor(source, None, "", _from_json(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse), source, ""))
         except (ValueError, RecursionError) as error:
             if isinstance(error, TopologyError):
                 raise
             if as_json:
                 raise TopologyError(f"{source}: not JSON: {error}") from None
-    return Cursor(source, "", _from_yaml(text, source, holds))
+    return Cursor(source, None, "", _from_yaml(text, source, holds))
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -181,7 +191,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def _from_yaml(text: str, source: str, holds: str) -> _Node:
     try:
-        return _Composer(source, holds).compose(yaml.parse(text, Loader=_Loader))
+        return _Composer(source, holds).compose(_events(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).partition("\n")[0]
@@ -189,6 +199,15 @@ def _from_yaml(text: str, source: str, holds: str) -> _Node:
         raise TopologyError(f"{source}{line}: not YAML: {problem}") from None
     except UnicodeError as error:
         raise TopologyError(f"{source}: not YAML: {error}") from None
+
+
+def _events(text: str) -> Iterator[Any]:
+    loader = _Loader(text)
+    try:
+        while type(event := loader.get_event()) is not yaml.StreamEndEvent:
+            yield event
+    finally:
+        loader.dispose()
 
 
 class _Open:
@@ -211,7 +230,8 @@ class _Composer:
         self.anchors: dict[str, _Node | None] = {}
         self.stack: list[_Open] = []
         self.root: _Node | None = None
-        self.total = 0
+        self.plain: dict[str, _Scalar] = {}
+        """Short plain scalars and what they stand for: most come again and again."""
 
     def fail(self, line: int, problem: str) -> NoReturn:
         raise TopologyError(f"{self.source}:{line}: {problem}")
@@ -219,27 +239,27 @@ class _Composer:
     def compose(self, events: Iterator[Any]) -> _Node:
         for event in events:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            match event:
-                case yaml.DocumentStartEvent() if self.root is not None:
-                    self.fail(line, "a second document begins; one file holds one")
-                case yaml.ScalarEvent():
-                    self.add(_Node(self.scalar(event, line), line), event.anchor, line)
-                case yaml.AliasEvent():
-                    target = self.anchors.get(event.anchor or "")
-                    if target is None:
-                        self.fail(line, f"alias *{event.anchor} has no finished anchor &{event.anchor} before it")
-                    self.add(target, None, line)
-                case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
-                    self.check_tag(event, line, ("seq",) if isinstance(event, yaml.SequenceStartEvent) else ("map",))
-                    if len(self.stack) >= MAX_DEPTH:
-                        self.fail(line, f"nested deeper than {MAX_DEPTH} levels")
-                    if event.anchor:
-                        self.anchors[event.anchor] = None
-                    self.stack.append(_Open(event, line))
-                case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
-                    done = self.stack.pop()
-                    value = self.mapping(done) if done.is_map else done.items
-                    self.add(_Node(value, done.line, done.size), done.anchor, done.line)
+            kind = type(event)
+            if kind is yaml.ScalarEvent:
+                self.add(_Node(self.scalar(event, line), line), event.anchor, line)
+            elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+                done = self.stack.pop()
+                value = self.mapping(done) if done.is_map else done.items
+                self.add(_Node(value, done.line, done.size), done.anchor, done.line)
+            elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+                self.check_tag(event, line, ("map",) if kind is yaml.MappingStartEvent else ("seq",))
+                if len(self.stack) >= MAX_DEPTH:
+                    self.fail(line, f"nested deeper than {MAX_DEPTH} levels")
+                if event.anchor:
+                    self.anchors[event.anchor] = None
+                self.stack.append(_Open(event, line))
+            elif kind is yaml.AliasEvent:
+                target = self.anchors.get(event.anchor or "")
+                if target is None:
+                    self.fail(line, f"alias *{event.anchor} has no finished anchor &{event.anchor} before it")
+                self.add(target, None, line)
+            elif kind is yaml.DocumentStartEvent and self.root is not None:
+                self.fail(line, "a second document begins; one file holds one")
         if self.root is None:
             raise TopologyError(f"{self.source}: the document is empty; expected {self.holds}")
         return self.root
@@ -274,6 +294,17 @@ class _Composer:
             self.fail(line, f"tag {event.tag!r}; only plain data is read")
 
     def scalar(self, event: Any, line: int) -> _Scalar:
+        if event.tag is None:
+            if not event.implicit[0]:  # quoted
+                return str(event.value)
+            if event.value in self.plain:
+                return self.plain[event.value]
+        value = self.resolve(event, line)
+        if event.tag is None and len(self.plain) < 1 << 16:
+            self.plain[event.value] = value
+        return value
+
+    def resolve(self, event: Any, line: int) -> _Scalar:
         self.check_tag(event, line, ("str", "int", "float", "bool", "null"))
         tag = event.tag if event.tag not in (None, "!") else _resolver.resolve(yaml.ScalarNode, event.value, event.implicit)
         kind = tag.removeprefix(_TAG)

@@ -29,6 +29,7 @@ SWITCH = ("name", "kind", "hosts", "uplink", "to", "latency", "attrs")
 CABLE = ("between", "rate", "back", "latency")
 LINK = ("between", "bandwidth", "back", "latency", "kind", "duplex", "attrs")
 DUPLEX = ("full", "one_way")
+_PARTS = tuple(kind.value for kind in VertexKind if kind is not VertexKind.HOST)
 
 
 def load_file(path: str | Path) -> Topology:
@@ -194,7 +195,7 @@ class _Reader:
 
     def part(self, host: str, at: Cursor) -> None:
         given = at.fields(PART, ("id", "kind"))
-        kind = VertexKind(given["kind"].one_of([kind.value for kind in VertexKind if kind is not VertexKind.HOST]))
+        kind = VertexKind(given["kind"].one_of(_PARTS))
         vertex = self.declare(given["id"].text(), given["id"])
         self.fabric.add(vertex, kind, host, self.attrs(given))
         if kind is VertexKind.SLOT:

@@ -22,10 +22,14 @@ HEAD = 1 << 20
 _ESCAPE = re.compile(r"(?:\x1b|\u241b|\^\[|\\x1b|\\033|\\e)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\(B|[\0\a\b]")
 """Control sequences of terminals, and what is left of them where the escape character was lost (``[4m``)."""
 
+_REMAINS = re.compile(r"\[[0-9;]*m")  # much faster than the other: most texts have neither
+
 
 def plain(text: str) -> str:
     """``text`` without terminal control sequences, with ``\\n`` as the only end of a line."""
-    return _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    if _REMAINS.search(text) or any(char in text for char in "\x1b\0\a\b"):
+        text = _ESCAPE.sub("", text)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 @dataclass(frozen=True, slots=True)
