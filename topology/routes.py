@@ -43,10 +43,15 @@ class _Key(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """Best ways from (or, reversed, to) one vertex: per reached vertex its key and all equally good (neighbour, link)."""
+    """Best ways from (or, reversed, to) one vertex: per reached vertex its key and all equally good (neighbour, link).
+
+    ``settled`` are those of which that is final, ``heap`` what is left to look at.
+    """
 
     keys: dict[int, _Key]
     before: dict[int, list[tuple[int, int]]]
+    settled: set[int]
+    heap: list[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +196,8 @@ class Routes:
         if ways:
             return self._join(ways, src, dst, rail)
         for relay in (False, True):
-            tree = self._tree(a, _ANY, relay)
-            if b in tree.keys:
+            tree = self._tree(a, _ANY, relay, until=b)
+            if b in tree.settled:
                 return self._walk(tree, a, b, dst + rail)
         slots = self.topology.slots
         raise TopologyError(f"topology {self.topology.name!r}: no route from rank {src} ({slots[src]}) to rank {dst} ({slots[dst]})")
@@ -257,21 +262,35 @@ class Routes:
             doors = self._doors[key] = tuple(found)
         return doors
 
-    def _tree(self, root: int, scope: int, relay: bool, backwards: bool = False) -> _Tree:
-        """Dijkstra from ``root`` over the vertices of one host, of no host (``_OUTSIDE``) or of all; slots relay only if ``relay``."""
+    def _tree(self, root: int, scope: int, relay: bool, backwards: bool = False, until: int | None = None) -> _Tree:
+        """Dijkstra from ``root`` over the vertices of one host, of no host (``_OUTSIDE``) or of all; slots relay only if ``relay``.
+
+        It stops at ``until``, and goes on from there when asked for more.
+        """
         cache_key = (root, scope, relay, backwards)
         tree = self._trees.get(cache_key)
-        if tree is not None:
-            self._trees.move_to_end(cache_key)
+        if tree is None:
+            tree = _Tree({root: _Key(0, 0, 0)}, {}, set(), [(0, 0, 0, root)])
+            self._grow(tree, *cache_key, until)
+            self._trees[cache_key] = tree
+            largest = len(self._host) if scope == _ANY else len(tree.keys)
+            limit = max(64, _TREE_VERTICES // max(1, largest))
+            while len(self._trees) > limit:
+                self._trees.popitem(last=False)
             return tree
+        self._trees.move_to_end(cache_key)
+        if until not in tree.settled:
+            self._grow(tree, *cache_key, until)
+        return tree
+
+    def _grow(self, tree: _Tree, root: int, scope: int, relay: bool, backwards: bool, until: int | None) -> None:
         edges, host, is_slot = (self._in if backwards else self._out), self._host, self._is_slot
-        keys = {root: _Key(0, 0, 0)}
-        before: dict[int, list[tuple[int, int]]] = {}
-        heap: list[tuple[int, int, int, int]] = [(0, 0, 0, root)]
-        while heap:
+        keys, before, settled, heap = tree
+        while heap and until not in settled:
             relays, latency, hops, vertex = heapq.heappop(heap)
             if (relays, latency, hops) != keys[vertex]:
                 continue
+            settled.add(vertex)
             if is_slot[vertex] and vertex != root:
                 if not relay:
                     continue
@@ -287,11 +306,6 @@ class Routes:
                     heapq.heappush(heap, (*key, neighbour))
                 elif key == known:
                     before[neighbour].append((vertex, link))
-        tree = self._trees[cache_key] = _Tree(keys, before)
-        limit = max(64, _TREE_VERTICES // max(1, len(keys)))
-        while len(self._trees) > limit:
-            self._trees.popitem(last=False)
-        return tree
 
     @staticmethod
     def _walk(tree: _Tree, root: int, target: int, seed: int) -> tuple[int, ...]:

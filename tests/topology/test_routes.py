@@ -162,3 +162,21 @@ def test_a_thousand_hosts_need_no_search_over_all_pairs() -> None:
     assert {len(path) for path in paths} == {6}
     assert len(routes._trees) <= 2 * len(paths) + 1  # two small trees a pair and one for the switch
     assert max(len(tree.keys) for tree in routes._trees.values()) <= 10
+
+
+@pytest.mark.parametrize("spec", ["torus:4x5", "mesh:3x4,ranks=2", "ring:9", "torus:2x3x3,ranks=2"])
+def test_searches_that_stop_early_find_the_same(spec: str) -> None:
+    """Whatever was asked before, near or far, the way is the one that a fresh search of the whole graph finds."""
+    topology = load(spec)
+    ranks = range(topology.num_ranks)
+    near_first, far_first = Routes(topology), Routes(topology)
+    for src in ranks:
+        for dst in ranks:
+            near_first.path(src, dst)
+        for dst in reversed(ranks):
+            far_first.path(src, dst)
+    for src in ranks:
+        for dst in ranks:
+            fresh = Routes(topology).path(src, dst)
+            assert near_first.path(src, dst) == far_first.path(src, dst) == fresh
+            assert len(set(fresh)) == len(fresh)
