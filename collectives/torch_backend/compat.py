@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -128,6 +130,20 @@ class Group(_c10d.ProcessGroup):
 
     def get_group_store(self) -> Store | None:
         return self._store
+
+
+def watch_store(store: Store) -> socket.socket | None:
+    """A connection that ends when the store does, where it is one that rank 0's torch opened at an address known beforehand."""
+    met_by = distributed_c10d._default_pg_init_method
+    if met_by is None or not met_by.startswith(("env:", "tcp:")) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    inner: Any = store
+    while hasattr(inner, "underlying_store"):
+        inner = inner.underlying_store
+    try:
+        return socket.create_connection((inner.host, inner.port), timeout=1.0)
+    except (AttributeError, OSError):  # another kind of store, or one that has gone
+        return None
 
 
 def add_rendezvous(scheme: str, handler: Callable[..., Iterator[Any]], complete: Callable[[str], str]) -> None:

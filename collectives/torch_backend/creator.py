@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.setup import connect
-from topoccl.collectives.torch_backend.compat import default_timeout
+from topoccl.collectives.torch_backend.compat import default_timeout, watch_store
 from topoccl.collectives.torch_backend.process_group import TopocclGroup
 from topoccl.collectives.torch_backend.rendezvous import Meeting, launched_by_mpi, master_address
 
@@ -51,15 +52,21 @@ class World(TopocclGroup):
     def shutdown(self) -> None:
         """Leaves together with the others, in bounded time.
 
-        The store may be served by rank 0 and end with it: a rank that was ahead and made its next group there would lose it.
+        A store that rank 0 serves ends when it has left. A rank that began its next group before, at the same address, would meet
+        the old store and lose it, so the others wait for its end.
         """
         meeting, self._meeting = self._meeting, None
         if meeting is None:
             return
+        watch = watch_store(meeting.given) if meeting.rank and self.communicator.broken is None else None
         if self.communicator.broken is None:
             self.communicator.together(self._farewell)  # after all open calls
         super().shutdown()
         self.communicator.logger.close()
+        if watch is not None:
+            with watch, contextlib.suppress(OSError):
+                watch.settimeout(FAREWELL_SECONDS)
+                watch.recv(1)
 
     def _farewell(self) -> None:
         if self.communicator.broken is not None:
@@ -141,7 +148,7 @@ def _usable(asked: str, rank: int, size: int) -> list[str]:
             why = f"the group's rank {rank} of {size} is not a rank of one MPI job (start the ranks with mpirun)"
         else:
             try:
-                from topoccl.collectives.transports.mpi import import_mpi
+                from topoccl.collectives.transports.mpi_process import import_mpi
 
                 import_mpi()
                 usable.insert(0, "mpi")

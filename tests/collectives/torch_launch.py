@@ -19,29 +19,44 @@ def total() -> float:
     return tensor.item()
 
 
-def meet(method: str | None = None, *expected: str) -> None:
+def pause() -> None:
+    threading.Event().wait(0.3)
+
+
+def meet(*methods: str) -> None:
     """Begins, adds up, ends, and all that again; says over which transport."""
-    for _ in range(2):
+    for method in (None, *(methods or [None])):
         dist.init_process_group("topoccl", method, timeout=timedelta(seconds=30))
         size = dist.get_world_size()
         assert total() == size * (size + 1) / 2
         group = dist.new_group(list(range(size)))
         dist.barrier(group)
         transport = dist.group.WORLD.communicator.transport.name
-        if dist.get_rank() == 0:
-            threading.Event().wait(0.3)  # the others are ahead, and must not lose rank 0's store
+        if dist.get_rank() == 0:  # the others are ahead, and must not lose rank 0's store, which torch holds a while longer
+            world = dist.group.WORLD
+            shut_down = world.shutdown
+            world.shutdown = lambda do=shut_down: (pause(), do(), pause())
+            del world, shut_down
         dist.destroy_process_group()
     assert not [thread for thread in threading.enumerate() if "topoccl" in thread.name]
     print(f"met over {transport}", flush=True)
 
 
-def address(url: str) -> None:
-    """Begins without anything in the environment."""
-    rank, size = int(os.environ.pop("RANK")), int(os.environ.pop("WORLD_SIZE"))
-    os.environ.pop("MASTER_ADDR")
-    os.environ.pop("MASTER_PORT")
-    dist.init_process_group("topoccl", url, rank=rank, world_size=size)
-    assert total() == size * (size + 1) / 2
+def addresses(*urls: str) -> None:
+    """Begins without anything in the environment, then a group of ours in a world of Gloo's."""
+    variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: os.environ.pop(name) for name in variables}
+    rank, size = int(kept["RANK"]), int(kept["WORLD_SIZE"])
+    for url in urls:
+        dist.init_process_group("topoccl", url, rank=rank, world_size=size)
+        assert total() == size * (size + 1) / 2
+        dist.destroy_process_group()
+    os.environ.update(kept)
+    dist.init_process_group("gloo")
+    ours = dist.new_group(list(range(size)), backend="topoccl")
+    dist.all_reduce(tensor := torch.tensor([rank]), group=ours)
+    assert tensor.item() == sum(range(size))
+    assert isinstance(ours.communicator, topoccl.Communicator)
     dist.destroy_process_group()
     print("met", flush=True)
 
@@ -77,18 +92,6 @@ def load_data() -> None:
     print("loaded", flush=True)
 
 
-def beside_gloo() -> None:
-    """A group of ours in a world of Gloo's."""
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    ours = dist.new_group(list(range(size)), backend="topoccl")
-    dist.all_reduce(tensor := torch.tensor([rank]), group=ours)
-    assert tensor.item() == sum(range(size))
-    assert isinstance(ours.communicator, topoccl.Communicator)
-    dist.destroy_process_group()
-    print("side by side", flush=True)
-
-
 def swapped() -> None:
     """Ranks make different groups at once."""
     dist.init_process_group("topoccl", timeout=timedelta(seconds=5))
@@ -112,18 +115,27 @@ def alone_to_the_end() -> None:
     os._exit(0)
 
 
-def fail() -> None:
-    """Prints the error with which the group fails to begin."""
-    try:
-        dist.init_process_group("topoccl", timeout=timedelta(seconds=20))
-    except topoccl.TopocclError as error:
-        print(type(error).__name__, error, flush=True)
-        os._exit(0)
-    os._exit(1)
+def fail(*settings: str) -> None:
+    """Prints the errors with which groups fail to begin under settings of the form NAME=VALUE, one after the other."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, rank == 0)
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        # A digit before the name stands for the rank that alone has the setting.
+        if name[0].isdigit() and int(name[0]) != rank:
+            name = ""
+        if name:
+            os.environ[name.lstrip("0123456789")] = value
+        try:
+            dist.init_process_group("topoccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+        except topoccl.TopocclError as error:
+            print(type(error).__name__, error, flush=True)
+        os.environ.pop(name.lstrip("0123456789"), None)
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{r}" for r in range(size)])
 
 
 if __name__ == "__main__":
-    what: dict[str, Any] = {
-        function.__name__: function for function in (meet, address, leave, load_data, beside_gloo, swapped, alone_to_the_end, fail)
-    }
+    known = (meet, addresses, leave, load_data, swapped, alone_to_the_end, fail)
+    what: dict[str, Any] = {function.__name__: function for function in known}
     what[sys.argv[1]](*sys.argv[2:])
