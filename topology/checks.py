@@ -15,6 +15,7 @@ from typing import Any
 from topoccl.topology.discovery.facts import HostFacts, NicFacts
 from topoccl.topology.graph import Topology, VertexKind
 from topoccl.topology.merge import Contradiction
+from topoccl.topology.render.edges import rate_text
 from topoccl.topology.units import format_ranks, format_rate, format_size, format_time
 from topoccl.topology.wiring import owner
 
@@ -95,19 +96,19 @@ def contradictions(case: Case) -> Iterator[Problem]:
     for one in case.contradictions:
         numbers = [value for _, value in one.values if isinstance(value, int | float)]
         wrong = one.attribute in ("rate", "bandwidth") and max(numbers) >= WRONG * min(numbers)
-        said = "; ".join(f"{who}: {_figure(one.attribute, value)}" for who, value in one.values)
+        said = {who: _figure(one.attribute, value) for who, value in one.values}
         yield Problem(
             Severity.ERROR if wrong else Severity.WARNING,
             one.subject,
             f"{one.attribute} is given differently by different sources",
-            dict(one.values),
-            f"{said}. The first is planned with: correct it, or repair the link",
+            said,
+            "the first is planned with: correct it, or repair the link",
         )
 
 
 def unknown_rates(case: Case) -> Iterator[Problem]:
     """NICs whose rate nobody knows, so that a default is planned with."""
-    names = [nic for nic in _nics(case.topology) if case.topology.vertices[nic].attrs.get("source") == "default"]
+    names = _unknown(case.topology)
     several = len(set(case.topology.host_of_rank)) > 1
     if names:
         rate = _rates(case.topology).get(names[0]) or case.topology.vertices[names[0]].attrs.get("rate")
@@ -230,7 +231,8 @@ def far_nics(case: Case) -> Iterator[Problem]:
 
 def mixed_nics(case: Case) -> Iterator[Problem]:
     """NICs of different rates in one group: a collective goes at the pace of the slowest host."""
-    rates = {nic: rate for nic, rate in _rates(case.topology).items() if case.topology.vertices[nic].attrs.get("source") != "default"}
+    unknown = set(_unknown(case.topology))
+    rates = {nic: rate for nic, rate in _rates(case.topology).items() if nic not in unknown}
     kinds = {case.topology.vertices[link.dst].kind for link in case.topology.links if link.src in rates and link.kind == "net"}
     together = sum if kinds == {VertexKind.SWITCH} else max  # neighbours by cable differ in number
     by_host: dict[str, list[float]] = {}
@@ -329,6 +331,12 @@ def _nics(topology: Topology) -> list[str]:
     return [vertex.id for vertex in topology.vertices.values() if vertex.kind is VertexKind.NIC]
 
 
+def _unknown(topology: Topology) -> list[str]:
+    """NICs of whose rate neither they themselves nor their cables know more than a default."""
+    told = {link.src for link in topology.links if link.kind == "net" and link.attrs.get("source") != "default"}
+    return [nic for nic in _nics(topology) if topology.vertices[nic].attrs.get("source") == "default" and nic not in told]
+
+
 def _rates(topology: Topology) -> dict[str, float]:
     """What leaves each NIC for the network, bytes/s."""
     rates: dict[str, float] = {}
@@ -364,7 +372,7 @@ def _reach(start: str, near: Mapping[str, Sequence[str]]) -> set[str]:
 
 def _figure(attribute: str, value: Any) -> str:
     if attribute in ("rate", "bandwidth") and isinstance(value, int | float):
-        return f"{format_rate(value)} ({value * 8 / 1e9:.4g} Gbit/s)"
+        return f"{format_rate(value)} ({rate_text(value, 'net')})"
     return format_time(value) if attribute == "latency" and isinstance(value, int | float) else str(value)
 
 

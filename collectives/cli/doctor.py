@@ -20,7 +20,7 @@ from topoccl.collectives.setup import survey
 from topoccl.topology import TopologyError
 from topoccl.topology.checks import CHECKS, Case, Problem, Severity, examine
 from topoccl.topology.discovery.inventory import describe, take_inventory
-from topoccl.topology.generators import known_shapes
+from topoccl.topology.generators import is_expression, known_shapes
 from topoccl.topology.load import load
 from topoccl.topology.merge import Origin, Part, merge
 
@@ -96,7 +96,7 @@ def _all_ranks(given: Sequence[str], info: LaunchInfo) -> Case | None:
 def _load(given: Sequence[str], config: Config) -> list[Part]:
     """The descriptions that were given, else the one that the configuration names."""
     given = given or ([config.topo_file] if config.topo_file else [])
-    return [Part(Origin.USER, load(text), Path(text).name) for text in given]
+    return [Part(Origin.USER, load(text), text if is_expression(text) else Path(text).name) for text in given]
 
 
 def _interfaces(config: Config) -> Any:
@@ -138,7 +138,8 @@ def _show(case: Case, problems: Sequence[Problem]) -> None:
     from rich.text import Text
 
     console = Console(soft_wrap=True, highlight=False)
-    about = f"{len(case.topology.hosts)} host(s), {len(case.facts) or case.topology.num_ranks} rank(s)"
+    numbers = ((len(case.topology.hosts), "host"), (len(case.facts) or case.topology.num_ranks, "rank"))
+    about = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in numbers)
     console.print(Text.assemble((case.topology.name, "bold"), f"  {about}, {len(CHECKS)} checks"))
     for problem in problems:
         values = ", ".join(f"{key} {_value(value)}" for key, value in problem.values.items() if value is not None)

@@ -39,7 +39,7 @@ class NicFacts:
 
     Attributes:
         name: such as ``eth0``.
-        speed: bytes/s, None where the driver does not say (virtual machines often do not).
+        speed: bytes/s, None where the driver does not say (virtual machines often do not) or makes it up (veth).
         up: administratively up and with a carrier.
         physical: backed by a device, or a bond of such; false for bridges, tunnels, veth.
         numa: the NUMA node it hangs on, None where unknown.

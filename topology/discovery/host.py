@@ -105,7 +105,8 @@ def _nics(wanted: Callable[[str], bool], root: Path) -> Iterator[NicFacts]:
                 continue
             sys = root / "sys/class/net" / name
             shown = sysfs.number(sys / "ifindex") == index
-            megabits = sysfs.number(sys / "speed") if shown else None
+            physical = shown and ((sys / "device").exists() or (sys / "bonding").exists())
+            megabits = sysfs.number(sys / "speed") if physical else None  # what veth and the like say is made up
             numa = sysfs.number(sys / "device/numa_node") if shown else None
             port = ports.get(name) if shown else None
             speed = megabits * 1e6 / 8 if megabits is not None and megabits > 0 else None
@@ -113,7 +114,7 @@ def _nics(wanted: Callable[[str], bool], root: Path) -> Iterator[NicFacts]:
                 name=name,
                 speed=speed or (port.rate if port is not None else None),
                 up=bool(bits & _IFF_UP and bits & _IFF_RUNNING),
-                physical=shown and ((sys / "device").exists() or (sys / "bonding").exists()),
+                physical=physical,
                 numa=numa if numa is not None and numa >= 0 else None,
                 addresses=(*_inet(probe, name), *inet6.get(name, ())),
                 pci=_way_up(root, sys / "device", known) if shown else (),

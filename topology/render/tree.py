@@ -100,7 +100,11 @@ class _Drawing:
         free = len(slots) - len(self.ranks(slots))
         if free:
             notes.append(f"{free} free slot{'s' if free > 1 else ''}")
-        notes += [f"{key} {value}" for key, value in self.topology.vertices[host].attrs.items() if isinstance(value, str | int | float)]
+        notes += [
+            f"{key} {value}"
+            for key, value in self.topology.vertices[host].attrs.items()
+            if isinstance(value, str | int | float) and key != "source"
+        ]
         branch = root.add(Text.assemble((host, "bold cyan"), f"  {', '.join(notes)}"))
         self.hub(branch, host, "memory")
         for vertex in self.members[host]:
@@ -124,8 +128,28 @@ class _Drawing:
         for other, edge in self.near[hub]:
             if self.topology.vertices[other].kind in (VertexKind.HOST, VertexKind.NUMA, VertexKind.SWITCH) and edge.a == hub:
                 texts.append(f"to {'memory' if other == owner(self.topology, hub) else short(self.topology, other)} by {_figures(edge)}")
+        for other, edge in self.near[hub]:
+            if self.topology.vertices[other].kind is VertexKind.PCIE:
+                texts.append(f"{self.behind(other, hub)} behind {_figures(edge)}")
         if texts:
             branch.add(Text.assemble((name, "magenta"), f"  {'; '.join(texts)}"))
+
+    def behind(self, bridge: str, hub: str) -> str:
+        """The ranks and NICs that reach ``hub`` through a PCIe bridge."""
+        seen, waiting = {hub, bridge}, [bridge]
+        slots: list[str] = []
+        nics: list[str] = []
+        while waiting:
+            for other, _ in self.near[waiting.pop()]:
+                kind = self.topology.vertices[other].kind
+                if other not in seen and kind in (VertexKind.PCIE, VertexKind.SLOT, VertexKind.NIC):
+                    seen.add(other)
+                    if kind is VertexKind.PCIE:
+                        waiting.append(other)
+                    else:
+                        (slots if kind is VertexKind.SLOT else nics).append(other)
+        named = [self.slots(slots)] if slots else []
+        return ", ".join([*named, *(short(self.topology, nic) for nic in nics)]) or "nothing"
 
     def slots(self, slots: list[str]) -> str:
         ranks = self.ranks(slots)
