@@ -243,6 +243,10 @@ class Communicator:
         """The error after which this group cannot be used any more."""
         return self._runner.aborted or self._broken
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start: calls, and messages and payload bytes per peer over the transport and through shared memory."""
         return {"calls": self._calls, "transport": dict(self.transport.counters), "shared_memory": dict(self._traffic)}

@@ -17,11 +17,12 @@ from topoccl.algorithms.tuning import Tuning, TuningError, load_tuning
 from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
 from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement, variable_of
-from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.opening import open_job
+from topoccl.collectives.transports.mpi_process import leave_without_others  # imported here: its exit comes after this module's
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
 from topoccl.topology.graph import Topology, TopologyError
@@ -45,8 +46,10 @@ def init(**options: Any) -> Communicator:
     transport, config = open_job(launch_environment(os.environ), **options)
     try:
         return connect(transport, config)
-    except BaseException:
+    except BaseException as error:
         transport.close()
+        if isinstance(error, CollectiveTimeout | TransportError):
+            leave_without_others(str(error))
         raise
 
 
@@ -177,5 +180,7 @@ def _dumped(path: str, topology: Topology) -> ConfigError | None:
 def _close_all() -> None:
     """Programs may end without closing: inner threads and descriptors must not outlive the interpreter's teardown."""
     for communicator in list(open_communicators):
+        if communicator.broken is not None and not communicator.closed:
+            leave_without_others(str(communicator.broken))
         communicator.abort("the program ended")
         communicator.close()

@@ -8,19 +8,17 @@ the list that ``Testsome`` looks through stays short.
 from __future__ import annotations
 
 import atexit
-import os
-import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.mpi_process import abort_on_uncaught, import_mpi, leave_without_others
 from topoccl.collectives.transports.waiting import Patience
 
 if TYPE_CHECKING:
@@ -33,35 +31,12 @@ _process_lock = Lock()  # for an MPI that takes calls from one thread at a time
 _kept_alive: list[Any] = []  # what MPI may still use though the transport was closed
 
 
-def import_mpi(for_transport: str = "mpi") -> Any:
-    """``mpi4py.MPI``, initialised for several threads; :class:`ConfigError` when it cannot be had ``for_transport``."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as exc:  # RuntimeError: mpi4py is there, the MPI library is not
-        why = "" if for_transport == "mpi" else ", over which ranks started by mpirun without MASTER_ADDR and MASTER_PORT meet"
-        instead = "set these" if why else "take transport gloo (known are mpi, gloo, memory) with MASTER_ADDR and MASTER_PORT set"
-        raise ConfigError(
-            f"transport {for_transport}: mpi4py cannot be imported ({exc}){why}; install topoccl[mpi] and an MPI library, or {instead}"
-        ) from exc
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        state = "was finalized already" if MPI.Is_initialized() else "is not initialised (mpi4py.rc.initialize is off)"
-        raise ConfigError(f"transport mpi: MPI {state}")
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-        names = {MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE", MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED"}
-        raise ConfigError(
-            f"transport mpi: MPI was initialised with {names[MPI.Query_thread()]}; "
-            "known to work are MPI_THREAD_SERIALIZED and MPI_THREAD_MULTIPLE"
-        )
-    return MPI
-
-
 def mpi_transport(
     size: int | None = None, max_piece: int = MAX_PIECE, window: int = WINDOW, timeout: float = 600.0, for_transport: str = "mpi"
 ) -> Transport:
     """A transport over all ranks of this MPI job. Every rank must call it, in the same order as other communicators are made.
 
-    From then on an exception that nobody catches ends all ranks: MPI's finalization would wait for this rank's peers, and they for
-    this rank.
+    From then on an exception that nobody catches ends all ranks (see :mod:`~topoccl.collectives.transports.mpi_process`).
 
     Args:
         size: what the launcher said, to be compared with what MPI sees.
@@ -82,7 +57,7 @@ def mpi_transport(
             f"transport mpi: the launcher started {size} ranks but MPI sees {world.size}: mpi4py runs on another MPI library "
             f"({vendor}) than that of the mpirun that started this process"
         )
-    _abort_on_uncaught(MPI)
+    abort_on_uncaught(MPI)
     endpoint = Endpoint(_MpiMedium(MPI, _duplicate(world, timeout), max_piece, window))
     atexit.register(_close_at_exit, weakref.ref(endpoint))
     return endpoint
@@ -102,34 +77,11 @@ def _duplicate(world: MPI.Comm, timeout: float) -> MPI.Comm:
         left = end - time.monotonic()
         if left <= 0:
             _kept_alive.append((comm, request))
-            raise CollectiveTimeout(
-                f"transport mpi: not all {world.size} ranks came within {timeout:g} s to set it up (rank {world.rank} did)"
-            )
+            why = f"transport mpi: not all {world.size} ranks came within {timeout:g} s to set it up (rank {world.rank} did)"
+            leave_without_others(why)
+            raise CollectiveTimeout(why)
         patience.rest(left)
     return comm
-
-
-_aborting: list[int] = []  # the process in which uncaught exceptions end all ranks
-
-
-def _abort_on_uncaught(MPI: Any) -> None:
-    """Has the interpreter end all ranks (``MPI_Abort``) after it has shown an exception that nobody caught."""
-    world = MPI.COMM_WORLD
-    if _aborting or world.size == 1:
-        return
-    show = sys.excepthook
-
-    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        show(kind, value, trace)
-        if _aborting != [os.getpid()] or MPI.Is_finalized():
-            return  # in a fork
-        sys.stderr.write(f"rank {world.rank} of {world.size} failed; ending all ranks\n")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        world.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-    _aborting.append(os.getpid())
-    sys.excepthook = hook
 
 
 class _Flow:
