@@ -30,7 +30,7 @@ def main(names: list[str]) -> int:
         forbidding_works()
     if names[:1] == ["--except"]:
         names = [name for name in CHECKS if name not in names]
-    dist.init_process_group("topoccl", timeout=timedelta(seconds=60))
+    dist.init_process_group("topoccl", timeout=timedelta(seconds=120))
     for name in names or CHECKS:
         begun = time.monotonic()
         try:

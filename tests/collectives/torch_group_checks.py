@@ -330,7 +330,8 @@ def a_missing_rank_is_named_in_time() -> None:
     rank, size = world()
     if size == 1:
         return
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    group = dist.new_group(list(range(size)))
+    group.set_timeout(timedelta(seconds=1))
     if rank != size - 1:
         begun = time.monotonic()
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)

@@ -26,7 +26,7 @@ def pause() -> None:
 def meet(*methods: str) -> None:
     """Begins, adds up, ends, and all that again; says over which transport."""
     for method in (None, *(methods or [None])):
-        dist.init_process_group("topoccl", method, timeout=timedelta(seconds=30))
+        dist.init_process_group("topoccl", method, timeout=timedelta(seconds=120))
         size = dist.get_world_size()
         assert total() == size * (size + 1) / 2
         group = dist.new_group(list(range(size)))
@@ -94,12 +94,12 @@ def load_data() -> None:
 
 def swapped() -> None:
     """Ranks make different groups at once."""
-    dist.init_process_group("topoccl", timeout=timedelta(seconds=5))
+    dist.init_process_group("topoccl", timeout=timedelta(seconds=60))
     try:
-        dist.new_group([0, 1] if dist.get_rank() else [0, 1, 2], timeout=timedelta(seconds=3))
+        dist.new_group([0, 1] if dist.get_rank() else [0, 1, 2], timeout=timedelta(seconds=5))
     except topoccl.TopocclError as error:
         print(type(error).__name__, error, flush=True)
-    threading.Event().wait(4)  # a dead peer would be another error
+    threading.Event().wait(7)  # a dead peer would be another error
     os._exit(0)
 
 
@@ -127,7 +127,7 @@ def fail(*settings: str) -> None:
         if name:
             os.environ[name.lstrip("0123456789")] = value
         try:
-            dist.init_process_group("topoccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+            dist.init_process_group("topoccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
         except topoccl.TopocclError as error:
             print(type(error).__name__, error, flush=True)
         os.environ.pop(name.lstrip("0123456789"), None)

@@ -33,7 +33,7 @@ def group() -> Iterator[Any]:
         patch.delenv(name, raising=False)
     forbid_collectives(patch.setattr)
     forbidding_works()
-    dist.init_process_group("topoccl", timeout=timedelta(seconds=60))
+    dist.init_process_group("topoccl", timeout=timedelta(seconds=120))
     yield dist.group.WORLD
     dist.destroy_process_group()
     patch.undo()
