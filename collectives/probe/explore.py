@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from topoccl.collectives.probe import rounds
-from topoccl.collectives.probe.neighbours import Cables, clear, find_cables
+from topoccl.collectives.probe.neighbours import Cables, find_cables
 from topoccl.collectives.probe.nics import NicGroups, gains
 from topoccl.collectives.probe.racks import partition
 from topoccl.collectives.probe.table import SAME, Ends, Flow, Outcome, Table
@@ -98,7 +98,7 @@ class Explorer:
         number, hosts = 0, len(self.table.hosts)
         while not isinstance(found := find_cables(self.table), Cables | None):
             self._progress("neighbours", number, max(number, hosts * hosts))
-            self._pace(max(2 * hosts * hosts - number, hosts), 0.8)
+            self._pace(max((4 if self.table.restless() else 2) * hosts * hosts - number, hosts), 0.8)
             self._compare(found)
             number += 1
         if found is None:
@@ -108,10 +108,9 @@ class Explorer:
         return True
 
     def _compare(self, ends: Sequence[Ends]) -> None:
-        """Flows together, once if that tells all; a single one alone."""
+        """Flows together, or a single one alone."""
         flows = self._flows(ends)
-        alone = [self.table.single(*pair) for pair in ends]
-        self._measure("together" if len(ends) > 1 else "alone", flows, enough=lambda rates: len(ends) > 1 and clear(alone, sum(rates)))
+        self._measure("alone" if len(ends) == 1 else "together", flows, once=True)
 
     def _nics(self, hosts: Sequence[int]) -> None:
         """Whether the ranks of a host share a NIC: all at once first; where that is more than one gets, each with each."""
@@ -169,11 +168,9 @@ class Explorer:
         each = self._left() * share / max(repetitions, 1) - self._overhead
         self._seconds = min(LONGEST, max(SHORTEST, each))
 
-    def _measure(
-        self, kind: str, flows: Sequence[Flow], repeat: bool = False, enough: Callable[[Sequence[float]], bool] | None = None
-    ) -> Outcome:
-        """Measures flows together. The first repetition is the last where ``enough`` of its rates (by default: where they are as
-        expected and ``repeat`` is not set)."""
+    def _measure(self, kind: str, flows: Sequence[Flow], repeat: bool = False, once: bool = False) -> Outcome:
+        """Measures flows together until two repetitions agree. One is enough where it is as expected and ``repeat`` is not set, or
+        with ``once``."""
         runs: list[tuple[float, ...]] = []
         while len(runs) < _REPETITIONS:
             before = self._left()
@@ -183,7 +180,7 @@ class Explorer:
                 break
             runs.append(tuple(self._run(flows, self._seconds)))
             self._overhead += 0.2 * (before - self._left() - self._seconds - self._overhead)
-            if len(runs) == 1 and (enough(runs[0]) if enough else not repeat and self._expected(flows, runs[0])):
+            if once or (len(runs) == 1 and not repeat and self._expected(flows, runs[0])):
                 break
             totals = [sum(run) for run in runs]
             if any(abs(total - totals[-1]) <= _AGREE * totals[-1] for total in totals[:-1]):

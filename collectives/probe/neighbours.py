@@ -19,11 +19,10 @@ Question = tuple[Ends, ...]
 MANY = 1.4
 """A host that sends this much more to several hosts at once than to one seems to have several ports."""
 _WHOLE = 0.2
-# Of the lesser of two flows' rates, what they lose together: all if they share a link that either fills, next to nothing if not. A busy
-# machine takes away more, but makes nothing go faster.
-_LOST = 0.7
-_CLEAR = 0.2
-_APART = 1.25  # two flows that together get so much more than any one of the host's do not share
+_LOST = 0.55  # of what the lesser of two flows gets alone: what they lose together, if they share
+_CLEAR = 0.25  # so far from losing nothing, or all of it, one measurement is enough
+_TRIES = 4
+_APART = 1.3  # two flows that together get so much more than the fastest one anywhere do not share
 MESH_HOSTS = 9
 """Among more hosts, cables between all pairs are less likely than streams that do not fill a NIC alone."""
 
@@ -76,32 +75,31 @@ def find_cables(table: Table) -> Cables | Question | None:
     return None
 
 
-def clear(alone: Sequence[float], together: float) -> bool:
-    """Whether one measurement of flows together is enough to say if they share a link: it is near all that they got alone (or
-    more), or near what one of them got."""
-    lost = (sum(alone) - together) / min(alone) if min(alone) else 0.5
-    return lost < 0.25 or lost > 0.75
-
-
 def share_a_link(table: Table, first: Ends, second: Ends) -> Question | bool:
-    """Whether two flows between hosts, measured alone and together, share a link; or the flows that have to be measured to know.
+    """Whether two flows between hosts, measured alone and together, share a link; or the flows that have to be measured (again) to know.
 
-    What a flow got among others is a lower limit of what it gets alone, and enough to prove that two share.
+    Two flows that share lose as much as the lesser gets alone, if that fills the link; two that do not lose next to nothing. A busy
+    machine takes away more: what falls between is measured again, and what a flow got among others is only a lower limit of what it
+    gets alone.
     """
-    together = table.find("together", [table.flow(*first), table.flow(*second)])
+    flows = [table.flow(*first), table.flow(*second)]
+    together = table.find("together", flows)
     if together is None:
         return first, second
-    alone = [table.single(*first), table.single(*second)]
-    if sum(alone) - together.total > _LOST * min(alone):
-        return True
-    side = 0 if first[0] == second[0] else 1  # they come from one host, or go to one
-    most = table.peaks("one_way", "alone")[side][first[side]]
-    if together.total > _APART * most:
+    if together.total > _APART * table.fastest():
         return False
-    for ends, rate in zip((first, second), alone, strict=True):
-        if rate < SAME * most and table.find("alone", [table.flow(*ends)]) is None:
+    wanted = _TRIES if table.restless() else 1
+    alone = [table.single(*first), table.single(*second)]
+    lost = (sum(alone) - together.total) / min(alone)
+    if lost > 1 - _CLEAR:
+        return True if len(together.runs) >= wanted else (first, second)
+    for ends, flow, rate in zip((first, second), flows, alone, strict=True):
+        found = table.find("alone", [flow])
+        if rate < SAME * table.fastest() and (found is None or len(found.runs) < wanted):
             return (ends,)
-    return False
+    if lost > _CLEAR and len(together.runs) < _TRIES:
+        return first, second
+    return lost > _LOST
 
 
 class Ports:

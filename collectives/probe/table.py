@@ -13,7 +13,7 @@ from typing import NamedTuple
 SAME = 0.85
 """Rates above this share of another count as the same level: noise is smaller, and sharing costs more."""
 
-_NEAR = 0.8
+_CALM = 0.9
 STREAMS = 8
 """So many ranks of a host are compared to see whether they share a NIC."""
 
@@ -56,16 +56,12 @@ class Outcome:
 
 
 def level(values: Iterable[float]) -> float:
-    """The highest level that ``values`` reach: the median of those near it; 0 for none.
+    """The highest level that ``values`` reach: the median of those near the highest; 0 for none.
 
-    Few values above all others (a lone one, less than a tenth) are outliers, unless all values are alone.
+    Measurements of a link are at most a few percent too high, but a busy machine makes them as low as it likes.
     """
-    ordered = sorted(values, reverse=True)
-    for number, top in enumerate(ordered):
-        near = [value for value in ordered[number:] if value >= _NEAR * top]
-        if len(near) >= max(2, len(ordered) / 10):
-            return statistics.median(near)
-    return ordered[0] if ordered else 0.0
+    known = list(values)
+    return statistics.median(value for value in known if value >= SAME * max(known)) if known else 0.0
 
 
 class Table:
@@ -85,20 +81,27 @@ class Table:
         self.outcomes: list[Outcome] = []
         self.latencies: dict[Ends, float] = {}
         self.complete = True
-        self._first: dict[tuple[str, frozenset[Flow]], Outcome] = {}
+        self._found: dict[tuple[str, frozenset[Flow]], Outcome] = {}
         self._alone: dict[Flow, list[float]] = {}  # rates of flows that were alone at both their ends
         self._singles: dict[Flow, float] = {}
         self._peaks: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
 
     def add(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        self._first.setdefault((outcome.kind, frozenset(outcome.flows)), outcome)
+        """Adds a measurement; one of the same kind and flows as another adds its repetitions to that."""
+        known, new = self.find(outcome.kind, outcome.flows), outcome.runs
+        if known is None:
+            self.outcomes.append(outcome)
+        else:
+            order = [outcome.flows.index(flow) for flow in known.flows]
+            new = tuple(tuple(run[number] for number in order) for run in new)
+            self.outcomes[self.outcomes.index(known)] = outcome = Outcome(known.kind, known.flows, known.runs + new)
+        self._found[outcome.kind, frozenset(outcome.flows)] = outcome
         self._peaks.clear()
         ends = self.ends(outcome)
         out, into = (Counter(end[side] for end in ends) for side in range(2))
         for number, (flow, (src, dst)) in enumerate(zip(outcome.flows, ends, strict=True)):
             if out[src] == into[dst] == 1:
-                self._alone.setdefault(flow, []).extend(run[number] for run in outcome.runs)
+                self._alone.setdefault(flow, []).extend(run[number] for run in new)
                 self._singles.pop(flow, None)
 
     def flow(self, src: int, dst: int) -> Flow:
@@ -118,8 +121,19 @@ class Table:
         return (outcome for outcome in self.outcomes if outcome.kind in kinds)
 
     def find(self, kind: str, flows: Sequence[Flow]) -> Outcome | None:
-        """The first measurement of exactly these flows, in any order."""
-        return self._first.get((kind, frozenset(flows)))
+        """The measurement of exactly these flows, in any order."""
+        return self._found.get((kind, frozenset(flows)))
+
+    def fastest(self) -> float:
+        """The most that any single flow got: as :meth:`single`, of all pairs of hosts that were measured alone or one way."""
+        sent, _ = self.peaks("one_way", "alone")
+        return max(sent)
+
+    def restless(self) -> bool:
+        """Whether repetitions of measurements often differ: something else keeps this machine or network busy."""
+        repeated = [outcome for outcome in self.outcomes if len(outcome.runs) > 1]
+        differ = sum(min(map(sum, outcome.runs)) < _CALM * outcome.total for outcome in repeated)
+        return differ > len(repeated) / 5
 
     def peaks(self, *kinds: str) -> tuple[list[float], list[float]]:
         """The most that each host was seen to send, and to receive, all its flows together; 0 for one that never did.
@@ -127,7 +141,7 @@ class Table:
         ``kinds`` are those of the measurements that count; all by default.
         """
         if kinds not in self._peaks:
-            sums: tuple[list[dict[str, list[float]]], ...] = tuple([{} for _ in self.hosts] for _ in range(2))
+            sums: tuple[list[list[float]], ...] = tuple([[] for _ in self.hosts] for _ in range(2))
             for outcome in self.of_kind(*kinds) if kinds else self.outcomes:
                 ends = self.ends(outcome)
                 for run, side in product(outcome.runs, range(2)):
@@ -135,9 +149,8 @@ class Table:
                     for end, rate in zip(ends, run, strict=True):
                         totals[end[side]] = totals.get(end[side], 0.0) + rate
                     for host, total in totals.items():
-                        sums[side][host].setdefault(outcome.kind, []).append(total)
-            sent, received = ([max(map(level, values.values()), default=0.0) for values in side] for side in sums)
-            self._peaks[kinds] = sent, received
+                        sums[side][host].append(total)
+            self._peaks[kinds] = list(map(level, sums[0])), list(map(level, sums[1]))
         return self._peaks[kinds]
 
     def single(self, src: int, dst: int) -> float:
