@@ -96,7 +96,7 @@ _PROFILES = {
     "mpi": Profile(
         "mpi",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=5e-6, recv_overhead=5e-6, both_ways=0.98, efficiency=0.95),
+        network=Medium(send_overhead=5e-6, recv_overhead=5e-6, both_ways=0.85, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),

@@ -185,7 +185,7 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     media = tuple(profile.local if host[src] == host[dst] else profile.network for src, dst, _ in ends)
     cpu, work = _local_work(schedule, messages, media, profile)
     table = _ClassTable([link.bandwidth for link in topology.links], profile.copy_bandwidth, topology.num_ranks)
-    of_route = table.add_routes(ends, paths, media)
+    of_route = table.add_routes(ends, paths, media, host)
     memory_class = tuple(table.add((len(topology.links) + rank,), 1.0) for rank in range(topology.num_ranks))
     flow_step, flow_class, flow_of_message = _flows(messages, media, of_route, table)
     return Lowering(
@@ -273,17 +273,19 @@ class _ClassTable:
     def add(self, resources: tuple[int, ...], scale: float) -> int:
         return self._index.setdefault((resources, scale), len(self._index))
 
-    def add_routes(self, ends: Sequence[tuple[int, int, int]], paths: Sequence[tuple[int, ...]], media: Sequence[Medium]) -> Ints:
-        """The class of each route."""
-        directions = {(src, dst) for src, dst, _ in ends}
-        exchanges: dict[tuple[int, int], int] = {}
+    def add_routes(
+        self, ends: Sequence[tuple[int, int, int]], paths: Sequence[tuple[int, ...]], media: Sequence[Medium], host: Sequence[str]
+    ) -> Ints:
+        """The class of each route. What is left of both directions is shared by all messages between two hosts."""
+        directions = {(host[src], host[dst]) for src, dst, _ in ends}
+        exchanges: dict[tuple[str, str], int] = {}
         found = []
         for (src, dst, _), path, medium in zip(ends, paths, media, strict=True):
             resources = list(path)
             if medium.staged and math.isfinite(self.capacity[self._links + src]):
                 resources.append(self._links + src)
-            if medium.both_ways < 1 and path and (dst, src) in directions:
-                pair = (min(src, dst), max(src, dst))
+            if medium.both_ways < 1 and path and (host[dst], host[src]) in directions:
+                pair = (min(host[src], host[dst]), max(host[src], host[dst]))
                 if pair not in exchanges:
                     exchanges[pair] = len(self.capacity)
                     self.capacity.append(2 * medium.both_ways * min(self.capacity[link] for link in path))
