@@ -87,6 +87,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         MPI.COMM_WORLD.Abort(1)
 
 
+# Jobs that a shell starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 MpiRun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
