@@ -80,7 +80,9 @@ class Runner:
                 flags[word] = base + count
 
     def _wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:
-        assert self.waiter is not None
+        waiter = self.waiter
+        if waiter is None:  # closed meanwhile, from another thread
+            raise self.aborted or TransportError(f"{what()}: the group was closed")
         end = time.monotonic() + timeout
 
         def check() -> None:
@@ -91,7 +93,7 @@ class Runner:
                 whom = "slow readers of an earlier call" if peer is None else f"rank {peer}"
                 raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {whom}")
 
-        self.waiter.wait(word, value, check)
+        waiter.wait(word, value, check)
 
 
 class _LaneRun:
@@ -101,6 +103,7 @@ class _LaneRun:
         self.runner = runner
         assert runner.transport is not None
         self.transport = runner.transport
+        self.flags = runner.flags  # kept even when the group is closed meanwhile, from another thread
         self.program = program
         self.bufs = bufs
         self.base = base
@@ -137,7 +140,7 @@ class _LaneRun:
         """Runs what can be run of one lane; tells whether anything was."""
         lane = self.program.lanes[number]
         at = start = self.done[number]
-        flags, base = self.runner.flags, self.base
+        flags, base = self.flags, self.base
         while at < len(lane):
             item = lane[at]
             if item.incoming is None:
@@ -206,7 +209,7 @@ class _LaneRun:
 
     def _missing(self) -> str:
         """The ranks that lanes wait for."""
-        flags, base = self.runner.flags, self.base
+        flags, base = self.flags, self.base
         ranks: set[int] = set()
         for at, lane in zip(self.done, self.program.lanes, strict=True):
             if at == len(lane):
