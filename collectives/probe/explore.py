@@ -26,7 +26,7 @@ Measure = Callable[[Sequence[Flow], float], Sequence[float]]
 
 FAN = 8
 """So many flows at once show whether a host has several ports."""
-LONGEST, SHORTEST = 0.4, 0.02
+LONGEST, SHORTEST = 0.4, 0.05
 """Seconds of one repetition."""
 _REPETITIONS = 3
 _AGREE = 0.06
@@ -164,9 +164,10 @@ class Explorer:
         return [self.table.flow(a, b) for a, b in ends]
 
     def _pace(self, repetitions: int, share: float) -> None:
-        """Makes repetitions so short that so many take at most ``share`` of what is left."""
+        """Makes repetitions so short that so many take at most ``share`` of what is left, but not much shorter than what each costs
+        beyond its duration: on a busy machine short ones tell little."""
         each = self._left() * share / max(repetitions, 1) - self._overhead
-        self._seconds = min(LONGEST, max(SHORTEST, each))
+        self._seconds = min(LONGEST, max(SHORTEST, self._overhead, each))
 
     def _measure(self, kind: str, flows: Sequence[Flow], repeat: bool = False, once: bool = False) -> Outcome:
         """Measures flows together until two repetitions agree. One is enough where it is as expected and ``repeat`` is not set, or

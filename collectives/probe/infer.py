@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
+from typing import Any
 
 from topoccl.collectives.probe.build import Builder, Setting, Structure
 from topoccl.collectives.probe.fit import Fit
 from topoccl.collectives.probe.neighbours import Cables, find_cables, joined
 from topoccl.collectives.probe.racks import Racks, partition
-from topoccl.collectives.probe.table import Ends, Table
-from topoccl.topology.graph import Topology
+from topoccl.collectives.probe.table import Table
+from topoccl.topology.graph import Topology, VertexKind
 
 Members = tuple[tuple[int, ...], ...]
 
 _MARGIN, _FEW = 0.03, 1.5
 """A less simple structure has to explain more of the measurements: by so large a share of them, and by more than so many."""
-_DOUBTED = 0.4  # confidence below which the network is tried without a cable
+_DOUBTED = 0.4  # confidence below which a network is tried without a cable, and racks are not believed
 _ANY = 1e-6
 _CHANGES = 6
 _ALL_PARTITIONS, _MOVES = 5, 8  # up to so many hosts all partitions, and all moves of a host, are tried
@@ -36,15 +37,14 @@ def infer(table: Table, setting: Setting) -> Topology:
     hosts = len(table.hosts)
     flat = Racks.of(table, (tuple(range(hosts)),))
     best: Structure = search.racks() if hosts > 2 else flat
-    if search.misfit(flat) <= search.misfit(best) + margin:
+    if search.misfit(flat) <= search.misfit(best) + margin or search.doubted(best):
         best = flat
     found = find_cables(table)
     if isinstance(found, Cables):
         cables = search.improve(found)
         if search.misfit(cables) <= search.misfit(best) + margin:
             best = cables
-    builder = search.builder
-    return builder.build(best, Fit(table, builder.build(best), setting.efficiency).attrs())
+    return search.finished(best)
 
 
 class _Search:
@@ -58,6 +58,14 @@ class _Search:
         if structure not in self._misfits:
             self._misfits[structure] = Fit(self.table, self.builder.build(structure), self.builder.setting.efficiency).misfit
         return self._misfits[structure]
+
+    def finished(self, structure: Structure) -> Topology:
+        return self.builder.build(structure, self._attrs(structure))
+
+    def doubted(self, structure: Structure) -> bool:
+        """Whether some uplink does not carry the same whenever it is full: then something else held the flows back."""
+        between = {v.id for v in self.builder.build(structure).vertices.values() if v.kind is VertexKind.SWITCH}
+        return any({a, b} <= between and each["confidence"] < _DOUBTED for (a, b), each in self._attrs(structure).items())
 
     def racks(self) -> Structure:
         """The best racks: of all, where hosts are few, else after changes to those that the evidence suggests."""
@@ -90,18 +98,16 @@ class _Search:
             if hosts <= _MOVES:
                 yield from ((Racks.of(self.table, members), _ANY) for members in _moves(structure.members))
             return
-        for edge, confidence in self._confidences(structure).items():
+        for edge, attrs in zip(structure.edges, self._attrs(structure).values(), strict=True):
             fewer = tuple(other for other in structure.edges if other != edge)
-            if confidence < _DOUBTED and joined(hosts, fewer):
+            if attrs["confidence"] < _DOUBTED and joined(hosts, fewer):
                 yield Cables(fewer, structure.doubtful), -self.margin / 2
         for edge in structure.doubtful:
             doubtful = tuple(other for other in structure.doubtful if other != edge)
             yield Cables(tuple(sorted([*structure.edges, edge])), doubtful), self.margin
 
-    def _confidences(self, structure: Cables) -> dict[Ends, float]:
-        topology = self.builder.build(structure)
-        attrs = Fit(self.table, topology, self.builder.setting.efficiency).attrs()
-        return {edge: each["confidence"] for edge, each in zip(structure.edges, attrs.values(), strict=True)}
+    def _attrs(self, structure: Structure) -> dict[tuple[str, str], dict[str, Any]]:
+        return Fit(self.table, self.builder.build(structure), self.builder.setting.efficiency).attrs()
 
 
 def _partitions(hosts: int) -> Iterator[Members]:

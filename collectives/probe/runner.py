@@ -17,7 +17,7 @@ from topoccl.collectives.probe import rounds
 from topoccl.collectives.probe.build import Setting
 from topoccl.collectives.probe.explore import Explorer
 from topoccl.collectives.probe.infer import infer
-from topoccl.collectives.probe.streams import Arrivals, Stream, ping, run_streams, steady_rates
+from topoccl.collectives.probe.streams import Arrivals, Stream, least_rate, ping, run_streams, steady_rates
 from topoccl.collectives.probe.table import Flow, Table
 from topoccl.collectives.transports.base import Transport
 from topoccl.topology.discovery import HostFacts, discover_host
@@ -27,7 +27,8 @@ Report = Callable[[str, int, int], None]
 """Called with the name of a step, how many of its measurements are done, and how many it has."""
 
 _PINGS = 60
-_CHUNK_SECONDS = 6e-3  # that a chunk takes at the rate last seen
+_CHUNK_SECONDS = 6e-3  # that a chunk takes at the rate last seen, at most,
+_CHUNKS = 40  # and so many of them come in the time of a measurement
 _FIRST_CHUNK, _LEAST_CHUNK, _MOST_CHUNK = 64 << 10, 8 << 10, 2 << 20
 _WARM_SECONDS = 0.03
 _ATTEMPTS = 3
@@ -131,12 +132,14 @@ class _Control:
                 table.latencies[min(a, b), max(a, b)] = found[table.hosts[a][0]][0]
 
     def measure(self, flows: Sequence[Flow], seconds: float) -> list[float]:
-        """As :data:`Measure`. Flows that did not run at the same time, since a rank came late, run again."""
+        """As :data:`Measure`. Flows that did not run at the same time, since a rank came late, run again; in the end a lower limit is
+        what is known of them."""
         ends = [[flow[side] for flow in flows] for side in range(2)]
         streams = []
+        each = min(_CHUNK_SECONDS, seconds / _CHUNKS)
         for flow in flows:
             fan = max(side.count(rank) for side, rank in zip(ends, flow, strict=True))
-            chunk = int(self._rates.get(flow, _FIRST_CHUNK / _CHUNK_SECONDS) * _CHUNK_SECONDS / fan)
+            chunk = int(self._rates.get(flow, _FIRST_CHUNK / _CHUNK_SECONDS) * each / fan)
             streams.append(Stream(*flow, min(max(chunk, _LEAST_CHUNK), _MOST_CHUNK)))
         for _ in range(_ATTEMPTS):
             seen: dict[int, Arrivals] = {}
@@ -146,7 +149,7 @@ class _Control:
             if chunks is not None:
                 break
         else:
-            chunks = [one.counts[-1] / seconds for _, one in sorted(seen.items())]
+            chunks = [least_rate(one, seconds) for _, one in sorted(seen.items())]
         result = [rate * stream.chunk for rate, stream in zip(chunks, streams, strict=True)]
         for flow, rate in zip(flows, result, strict=True):
             self._rates[flow] = max(rate, self._rates.get(flow, 0.0))

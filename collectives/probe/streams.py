@@ -23,8 +23,7 @@ _PING_TAG = 1 << 14
 _SETTLE = 0.2  # of the time that streams run together, before it counts
 _TOGETHER = 0.4  # of the longest stream's time, that all must run together
 _POINTS = 64
-_FEW = 6
-_INSTANT = 1e-6
+_BLIND = 0.3  # of the time that counts: if a receiver saw nothing for longer, it was hardly running
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class _Receiver(_End):
 
 
 def steady_rates(seen: Sequence[Arrivals]) -> list[float] | None:
-    """Chunks per second of each of several streams while all of them ran, or None if they hardly ever did at the same time.
+    """Chunks per second of each of several streams while all of them ran, or None if they hardly ever did, or a receiver hardly ran.
 
     That time begins when the last stream has begun, plus a share of the time for windows to grow, and ends when the first ends; so
     each rate is what a stream gets next to all others. All times must be of one clock.
@@ -186,22 +185,26 @@ def steady_rates(seen: Sequence[Arrivals]) -> list[float] | None:
     longest = max(one.ends - one.times[0] for one in seen)
     if end - begin < _TOGETHER * longest:
         return None
-    return [_slope(one, begin + _SETTLE * (end - begin), end) for one in seen]
+    rates = [_slope(one, begin + _SETTLE * (end - begin), end) for one in seen]
+    return None if None in rates else [rate for rate in rates if rate is not None]
 
 
-def _slope(seen: Arrivals, begin: float, end: float) -> float:
+def _slope(seen: Arrivals, begin: float, end: float) -> float | None:
     """Chunks per second between two times: the median slope between points that are far apart. A receiver that was not given the
-    processor for a while finds several chunks at once, and single points are off. With few points between the times, all count."""
+    processor for a while finds several chunks at once, and single points are off; None if it was hardly ever given it."""
     times, counts = np.asarray(seen.times), np.asarray(seen.counts, float)
     inside = np.flatnonzero((times >= begin) & (times <= end))
-    if len(inside) < _FEW:
-        inside = np.arange(len(times))
     t, k = times[inside], counts[inside]
+    if np.diff(t, prepend=begin, append=end).max() > _BLIND * (end - begin):
+        return None
     apart = t[None, :] - t[:, None]
-    if apart[0, -1] <= 0.0:
-        return float(counts[-1]) / max(seen.ends - float(times[0]), _INSTANT)
     far = apart >= apart[0, -1] / 2
     return float(np.median((k[None, :] - k[:, None])[far] / apart[far]))
+
+
+def least_rate(seen: Arrivals, seconds: float) -> float:
+    """Chunks per second on the whole, ``seconds`` at least: no more than the stream got."""
+    return (seen.counts[-1] - 1) / max(seen.times[-1] - seen.times[0], seconds)
 
 
 def ping(transport: Transport, peer: int, leads: bool, count: int, timeout: float) -> tuple[float, float]:
