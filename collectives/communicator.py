@@ -257,6 +257,10 @@ class Communicator:
         """Makes the call in flight, and every later one, raise."""
         self._runner.aborted = TopocclError(f"group {self.name}: {reason}")
 
+    def settle(self, timeout: float) -> bool:
+        """Takes no more asynchronous calls and waits at most ``timeout`` seconds until the open ones have ended; whether they have."""
+        return self._worker.close(timeout)
+
     def close(self) -> None:
         """Lets open calls end and frees everything. Safe to call twice."""
         if self._closed:
@@ -403,6 +407,7 @@ def _after_fork() -> None:
     """A child shares its parent's memory with the other ranks, who would take it for the parent."""
     for communicator in list(open_communicators):
         communicator._broken = TopocclError(f"it belongs to process {os.getppid()}, of which this is a fork")
+    open_communicators.clear()  # the child has nothing to close
 
 
 os.register_at_fork(after_in_child=_after_fork)

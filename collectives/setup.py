@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +32,9 @@ from topoccl.topology.load import load
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
+
+
+_GRACE = 5.0  # seconds that calls in flight have when the program ends
 
 
 def init(**options: Any) -> Communicator:
@@ -178,9 +183,18 @@ def _dumped(path: str, topology: Topology) -> ConfigError | None:
 
 @atexit.register
 def _close_all() -> None:
-    """Programs may end without closing: inner threads and descriptors must not outlive the interpreter's teardown."""
-    for communicator in list(open_communicators):
-        if communicator.broken is not None and not communicator.closed:
+    """Programs may end without closing: inner threads and descriptors must not outlive the interpreter's teardown.
+
+    Calls in flight are given some time, since other ranks may wait for them; but not by a program that has failed.
+    """
+    left = [communicator for communicator in open_communicators if not communicator.closed]
+    end = time.monotonic() + (0 if hasattr(sys, "last_value") else _GRACE)
+    for communicator in left:
+        if communicator.broken is not None:
             leave_without_others(str(communicator.broken))
+        communicator.settle(max(end - time.monotonic(), 0))
+    for communicator in left:
         communicator.abort("the program ended")
+        communicator.transport.close()
+    for communicator in left:
         communicator.close()

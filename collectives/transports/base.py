@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from abc import ABC, abstractmethod
@@ -193,8 +194,7 @@ class Endpoint(Transport):
         self._closed = False
         self._pid = os.getpid()
         self._family: WeakSet[Endpoint] = WeakSet() if family is None else family  # the sub-groups of one world
-        if family is not None:
-            family.add(self)
+        (_worlds if family is None else family).add(self)
 
     def local(self, world: int) -> int:
         """The rank in this group of a rank of the medium."""
@@ -282,3 +282,15 @@ class Endpoint(Transport):
         self._medium.abandon(pending)
         if self._base == 0:
             self._medium.close()
+
+
+_worlds: WeakSet[Endpoint] = WeakSet()
+
+
+@atexit.register
+def close_worlds() -> None:
+    """Closes what the program has left open. Without this about one process in six aborts at exit: Gloo's threads outlive what they
+    use."""
+    for world in list(_worlds):
+        if world._pid == _process[0]:
+            world.close()

@@ -11,8 +11,9 @@ closes the connections. Handing a message to a waiting thread and back costs sev
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import ctypes
+import os
 import threading
 import time
 import weakref
@@ -62,16 +63,7 @@ def gloo_transport(store: Store, rank: int, size: int, timeout: float, address: 
     ``timeout`` (s) bounds the set-up and, roughly, the wait for any message. ``address`` is the local IP address that the peers
     can reach.
     """
-    endpoint = Endpoint(_GlooMedium(import_torch_distributed(), store, rank, size, timeout, address))
-    atexit.register(_close_at_exit, weakref.ref(endpoint))
-    return endpoint
-
-
-def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
-    # Without this about one process in six aborts at exit: the group's threads outlive what they use.
-    endpoint = ref()
-    if endpoint is not None:
-        endpoint.close()
+    return Endpoint(_GlooMedium(import_torch_distributed(), store, rank, size, timeout, address))
 
 
 class _Open:
@@ -85,6 +77,19 @@ class _Open:
         self.work = work
         self.copy = copy  # of a small receive; else None: Gloo uses the caller's bytes
         self.flag: Any = None if copy is None else copy.data
+
+
+_groups: weakref.WeakKeyDictionary[_GlooMedium, tuple[Any, Store]] = weakref.WeakKeyDictionary()
+
+
+def _after_fork() -> None:
+    """A child has not got Gloo's threads, for which the end of these objects would wait for ever: they get no end."""
+    for held in _groups.values():
+        for thing in held:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _GlooMedium(Medium):
@@ -122,6 +127,7 @@ class _GlooMedium(Medium):
             raise TransportError(
                 f"gloo rank {rank} of {size}: could not connect to its peers from {address} within {timeout:g} s: {_reason(exc)}"
             ) from exc
+        _groups[self] = (self._group, self._store)
 
     def begin(self, message: Message) -> None:
         if message.peer == self.rank or message.peer == ANY_SOURCE:
@@ -300,6 +306,7 @@ class _GlooMedium(Medium):
             self._waiters.settle(_CLOSE_SECONDS, lambda stream: stream[1] != ANY_SOURCE)
         self._waiters.stop(_CLOSE_SECONDS)
         open_receives.clear()
+        _groups.pop(self, None)
         del self._group, self._store
 
     def _close_connections(self) -> None:

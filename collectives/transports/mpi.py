@@ -7,9 +7,7 @@ the list that ``Testsome`` looks through stays short.
 
 from __future__ import annotations
 
-import atexit
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -58,15 +56,7 @@ def mpi_transport(
             f"({vendor}) than that of the mpirun that started this process"
         )
     abort_on_uncaught(MPI)
-    endpoint = Endpoint(_MpiMedium(MPI, _duplicate(world, timeout), max_piece, window))
-    atexit.register(_close_at_exit, weakref.ref(endpoint))
-    return endpoint
-
-
-def _close_at_exit(ref: weakref.ref[Endpoint]) -> None:
-    endpoint = ref()
-    if endpoint is not None:
-        endpoint.close()
+    return Endpoint(_MpiMedium(MPI, _duplicate(world, timeout), max_piece, window))
 
 
 def _duplicate(world: MPI.Comm, timeout: float) -> MPI.Comm:

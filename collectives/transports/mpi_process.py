@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.transports.base import close_worlds
 
+_imported_by: list[int] = []  # the process that imported mpi4py here
 _finalizing: list[int] = []  # the process that shall finalise MPI
 _failures: list[str] = []  # why it shall not
 
@@ -33,6 +35,8 @@ def _imported() -> Any:
             _finalizing.append(os.getpid())
     from mpi4py import MPI
 
+    if not _imported_by:
+        _imported_by.append(os.getpid())
     return MPI
 
 
@@ -46,6 +50,8 @@ def import_mpi(for_transport: str = "mpi") -> Any:
         raise ConfigError(
             f"transport {for_transport}: mpi4py cannot be imported ({exc}){why}; install topoccl[mpi] and an MPI library, or {instead}"
         ) from exc
+    if _imported_by != [os.getpid()]:
+        raise ConfigError(f"transport {for_transport}: process {os.getpid()} is a fork of {_imported_by[0]} and cannot use its MPI")
     if not MPI.Is_initialized() or MPI.Is_finalized():
         state = "was finalized already" if MPI.Is_initialized() else "is not initialised (mpi4py.rc.initialize is off)"
         raise ConfigError(f"transport mpi: MPI {state}")
@@ -71,6 +77,7 @@ def _finalize() -> None:
 
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
+    close_worlds()
     if _failures and MPI.COMM_WORLD.size > 1:
         sys.stderr.write(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} ends without waiting for the others: {_failures[-1]}\n")
         sys.stderr.flush()

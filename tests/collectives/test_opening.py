@@ -6,9 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,28 +85,3 @@ def test_without_mpi4py_the_error_names_what_was_asked_for(transport: str, text:
     assert done.returncode == 1
     with pytest.raises(ConfigError, match=f"ConfigError: {text}"):
         raise ConfigError(done.stderr)
-
-
-ABSENT = """
-import sys, time
-import numpy as np
-import topoccl
-c = topoccl.init(timeout=1)
-if c.rank == 1:
-    time.sleep(300)
-try:
-    c.all_reduce(np.ones(3))
-except topoccl.CollectiveTimeout as error:
-    sys.exit(7)
-"""
-
-
-def test_a_rank_that_has_given_up_ends_the_job_though_another_never_will(mpirun: Callable[..., Any]) -> None:
-    done = mpirun(3, sys.executable, "-c", ABSENT, timeout=90)
-    assert done.returncode == 7, done.stderr
-    assert "of 3 ends without waiting for the others: all_reduce (call 1 of group world" in done.stderr
-
-
-def test_mpi_is_finalised_after_a_group_that_was_left_open(mpirun: Callable[..., Any]) -> None:
-    done = mpirun(2, sys.executable, "-c", "import topoccl; topoccl.init().barrier()", timeout=90)
-    assert (done.returncode, done.stderr) == (0, "")
