@@ -23,7 +23,8 @@ Members = tuple[tuple[int, ...], ...]
 
 _MARGIN, _FEW = 0.03, 1.5
 """A less simple structure has to explain more of the measurements: by so large a share of them, and by more than so many."""
-_DOUBTED = 0.4  # confidence below which a network is tried without a cable, and racks are not believed
+_CABLES = 0.1  # cables that were found may explain so much less: comparing flow with flow tells more than totals
+_DOUBTED, _DISBELIEVED = 0.4, 0.3  # confidence below which a network is tried without a cable, and racks are not believed
 _ANY = 1e-6
 _CHANGES = 6
 _ALL_PARTITIONS, _MOVES = 5, 8  # up to so many hosts all partitions, and all moves of a host, are tried
@@ -42,7 +43,7 @@ def infer(table: Table, setting: Setting) -> Topology:
     found = find_cables(table)
     if isinstance(found, Cables):
         cables = search.improve(found)
-        if search.misfit(cables) <= search.misfit(best) + margin:
+        if search.misfit(cables) <= search.misfit(best) + _CABLES:
             best = cables
     return search.finished(best)
 
@@ -65,7 +66,7 @@ class _Search:
     def doubted(self, structure: Structure) -> bool:
         """Whether some uplink does not carry the same whenever it is full: then something else held the flows back."""
         between = {v.id for v in self.builder.build(structure).vertices.values() if v.kind is VertexKind.SWITCH}
-        return any({a, b} <= between and each["confidence"] < _DOUBTED for (a, b), each in self._attrs(structure).items())
+        return any({a, b} <= between and each["confidence"] < _DISBELIEVED for (a, b), each in self._attrs(structure).items())
 
     def racks(self) -> Structure:
         """The best racks: of all, where hosts are few, else after changes to those that the evidence suggests."""

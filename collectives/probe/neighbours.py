@@ -50,13 +50,14 @@ def width(table: Table) -> list[float]:
 def find_cables(table: Table) -> Cables | Question | None:
     """The direct links between hosts, or what has to be measured next to find them; None where there are none.
 
-    First, hosts that seem to have so many ports are taken to have them; if that leads to no network, nothing is taken for granted.
+    First, hosts that seem to have so many ports are taken to have them; if that leads to no network, or measurements are unsteady,
+    nothing is taken for granted.
     """
     hosts, times = len(table.hosts), width(table)
     if hosts < 3 or max(times) < MANY:
         return None
     everyone = all(len(outcome.flows) == hosts - 1 for outcome in table.of_kind("scatter"))
-    for trusting in (True, False):
+    for trusting in (False,) if table.busy else (True, False):
         ports: list[Ports] = []
         for host in range(hosts):
             whole = everyone and abs(times[host] - round(times[host])) < _WHOLE
@@ -80,7 +81,7 @@ def share_a_link(table: Table, first: Ends, second: Ends) -> Question | bool:
 
     Two flows that share lose as much as the lesser gets alone, if that fills the link; two that do not lose next to nothing. A busy
     machine takes away more: what falls between is measured again, and what a flow got among others is only a lower limit of what it
-    gets alone.
+    gets alone. When there is no time for that, the likelier answer has to do.
     """
     flows = [table.flow(*first), table.flow(*second)]
     together = table.find("together", flows)
@@ -88,16 +89,16 @@ def share_a_link(table: Table, first: Ends, second: Ends) -> Question | bool:
         return first, second
     if together.total > _APART * table.fastest():
         return False
-    wanted = _TRIES if table.restless() else 1
+    wanted = 0 if not table.complete else _TRIES if table.busy else 1
     alone = [table.single(*first), table.single(*second)]
     lost = (sum(alone) - together.total) / min(alone)
     if lost > 1 - _CLEAR:
         return True if len(together.runs) >= wanted else (first, second)
     for ends, flow, rate in zip((first, second), flows, alone, strict=True):
         found = table.find("alone", [flow])
-        if rate < SAME * table.fastest() and (found is None or len(found.runs) < wanted):
+        if rate < SAME * table.fastest() and (0 if found is None else len(found.runs)) < wanted:
             return (ends,)
-    if lost > _CLEAR and len(together.runs) < _TRIES:
+    if wanted and lost > _CLEAR and len(together.runs) < _TRIES:
         return first, second
     return lost > _LOST
 

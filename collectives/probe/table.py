@@ -73,6 +73,7 @@ class Table:
         outcomes: in the order in which they were measured; :meth:`add` adds one.
         latencies: of pairs of hosts (lower number first): seconds one way, the least seen.
         complete: no measurement was left out for want of time.
+        busy: something else keeps the machines or the network busy, and what is doubtful is measured more often; set by the explorer.
     """
 
     def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
@@ -81,6 +82,7 @@ class Table:
         self.outcomes: list[Outcome] = []
         self.latencies: dict[Ends, float] = {}
         self.complete = True
+        self.busy = False
         self._found: dict[tuple[str, frozenset[Flow]], Outcome] = {}
         self._alone: dict[Flow, list[float]] = {}  # rates of flows that were alone at both their ends
         self._singles: dict[Flow, float] = {}
