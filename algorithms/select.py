@@ -327,7 +327,7 @@ def _reason(
 def _problem(spec: CollectiveSpec, nbytes: int, rows: Sequence[_Row], rejected: Mapping[str, str]) -> str:
     known = ", ".join(dict.fromkeys(row.algorithm for row in rows)) or "none"
     why = "; ".join(f"{row.label}: {rejected[row.label]}" for row in rows if row.excluded is None)
-    why = why or next((row.excluded for row in rows if row.excluded), "there is none")
+    why = why or "; ".join(dict.fromkeys(row.excluded for row in rows if row.excluded)) or "there is none"
     return (
         f"no allowed algorithm can serve {spec.collective} of {format_size(nbytes)} bytes among {spec.ranks} ranks ({why}); known: {known}"
     )
