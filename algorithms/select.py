@@ -326,7 +326,11 @@ def _reason(
 
 def _problem(spec: CollectiveSpec, nbytes: int, rows: Sequence[_Row], rejected: Mapping[str, str]) -> str:
     known = ", ".join(dict.fromkeys(row.algorithm for row in rows)) or "none"
-    why = "; ".join(f"{row.label}: {rejected[row.label]}" for row in rows if row.excluded is None)
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.excluded is None:
+            reasons.setdefault(rejected[row.label], []).append(row.label)
+    why = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items())
     why = why or "; ".join(dict.fromkeys(row.excluded for row in rows if row.excluded)) or "there is none"
     return (
         f"no allowed algorithm can serve {spec.collective} of {format_size(nbytes)} bytes among {spec.ranks} ranks ({why}); known: {known}"

@@ -21,6 +21,7 @@ from topoccl.algorithms.select import SelectionError, Selector, format_choice, s
 from topoccl.algorithms.selection_rules import AlgoRules, parse_algo
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec
 from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.files import loads
 from topoccl.topology.generators import generate
 
 CLUSTER = generate("cluster:4x2")
@@ -317,3 +318,11 @@ def test_a_choice_as_json() -> None:
         assert {"algorithm", "seconds", "rejected"} <= row.keys()
         assert (row["rejected"] is None) == (row["algorithm"] == data["choice"])
         assert row["seconds"] is None or row["seconds"] > 0
+
+
+def test_one_reason_of_many_candidates_is_told_once() -> None:
+    apart = loads("defaults: {slots: 1}\nhosts: [a, b]\n")
+    with pytest.raises(SelectionError, match="no route from rank 0") as caught:
+        select(CollectiveSpec("all_reduce", 2), apart, 1024)
+    assert "ring[channels=1], ring[channels=2]" in str(caught.value)
+    assert str(caught.value).count("no route") == 1
