@@ -127,9 +127,11 @@ class Explorer:
                 self._measure("ranks", found.open)
 
     def _racks(self, hosts: list[int]) -> None:
-        turns = 2 if len(hosts) > 4 else 1  # of four there are no other pairings
-        extra = [pairs for turn in range(turns) for pairs in rounds.shuffled_tournament(hosts, _SEED + turn)]
-        self._all("racks", "cross", [_both(pairs) for pairs in extra], share=0.6)
+        for turn in range(2 if len(hosts) > 4 else 1):  # of four there are no other pairings
+            pairings = rounds.shuffled_tournament(hosts, _SEED + turn)
+            self._all("racks", "cross", [_both(pairs) for pairs in pairings], share=0.5)
+            if len(partition(self.table)) == 1:
+                break
         before: tuple[tuple[int, ...], ...] | None = None
         for _ in range(_CHECKS):
             groups = partition(self.table)
@@ -167,7 +169,7 @@ class Explorer:
         """Makes repetitions so short that so many take at most ``share`` of what is left, but not much shorter than what each costs
         beyond its duration: on a busy machine short ones tell little."""
         each = self._left() * share / max(repetitions, 1) - self._overhead
-        self._seconds = min(LONGEST, max(SHORTEST, self._overhead, each))
+        self._seconds = min(LONGEST, max(SHORTEST, self._overhead / 2, each))
 
     def _measure(self, kind: str, flows: Sequence[Flow], repeat: bool = False, once: bool = False) -> Outcome:
         """Measures flows together until two repetitions agree. One is enough where it is as expected and ``repeat`` is not set, or

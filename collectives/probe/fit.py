@@ -1,7 +1,8 @@
 """How well a topology explains measurements. Pure.
 
-Compared are totals, of whole measurements and of the flows over one link: how flows share a link is TCP's affair. What disturbs a
-measurement takes away and adds nothing: more than a topology allows speaks against it more than less does.
+How flows share a link is TCP's affair, so that single flows only count as far as they miss what is predicted on the whole. And there is a
+limit to what goes over all links together, which no topology knows: that of the machine that plays several hosts, or of a switch.
+It slows all flows alike, and is taken for what was at most seen.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from topoccl.collectives.probe.table import Table
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes
 
-_OVER, _UNDER = 1.2, 0.85  # of what is predicted: beyond, a measurement contradicts
-_UNDER_WEIGHT = 0.5
+_OVER = 2.0  # more in all than predicted speaks against a topology so many times as much as less: disturbances only take away
 _FULL = 0.98
 _AGREES = 0.15
 _UNTESTED = 0.25
@@ -34,11 +34,15 @@ class Fit:
 
     @property
     def misfit(self) -> float:
-        """The share of measurements that contradict, from 0 to 1."""
+        """By how much measurements miss what is predicted, on average: 0 for not at all, 1 for all of it, or more."""
+        limit = self._table.most_in_all()
         total = 0.0
         for outcome, rates in zip(self._table.outcomes, self._rates, strict=True):
             predicted = sum(rates)
-            total += 1.0 if outcome.total > _OVER * predicted else _UNDER_WEIGHT if outcome.total < _UNDER * predicted else 0.0
+            scale = min(1.0, limit / predicted)
+            missed = sum(abs(got - scale * rate) for got, rate in zip(outcome.rates, rates, strict=True))
+            missed += (_OVER - 1) * max(outcome.total - scale * predicted, 0.0)
+            total += min(missed / (scale * predicted), 1.0)
         return total / max(len(self._rates), 1)
 
     def attrs(self) -> dict[tuple[str, str], dict[str, Any]]:

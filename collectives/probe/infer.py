@@ -17,14 +17,14 @@ from topoccl.collectives.probe.fit import Fit
 from topoccl.collectives.probe.neighbours import Cables, find_cables, joined
 from topoccl.collectives.probe.racks import Racks, partition
 from topoccl.collectives.probe.table import Table
-from topoccl.topology.graph import Topology, VertexKind
+from topoccl.topology.graph import Topology
 
 Members = tuple[tuple[int, ...], ...]
 
 _MARGIN, _FEW = 0.03, 1.5
 """A less simple structure has to explain more of the measurements: by so large a share of them, and by more than so many."""
 _CABLES = 0.1  # cables that were found may explain so much less: comparing flow with flow tells more than totals
-_DOUBTED, _DISBELIEVED = 0.4, 0.3  # confidence below which a network is tried without a cable, and racks are not believed
+_DOUBTED = 0.4  # confidence below which a network is tried without a cable
 _ANY = 1e-6
 _CHANGES = 6
 _ALL_PARTITIONS, _MOVES = 5, 8  # up to so many hosts all partitions, and all moves of a host, are tried
@@ -38,7 +38,7 @@ def infer(table: Table, setting: Setting) -> Topology:
     hosts = len(table.hosts)
     flat = Racks.of(table, (tuple(range(hosts)),))
     best: Structure = search.racks() if hosts > 2 else flat
-    if search.misfit(flat) <= search.misfit(best) + margin or search.doubted(best):
+    if search.misfit(flat) <= search.misfit(best) + margin:
         best = flat
     found = find_cables(table)
     if isinstance(found, Cables):
@@ -62,11 +62,6 @@ class _Search:
 
     def finished(self, structure: Structure) -> Topology:
         return self.builder.build(structure, self._attrs(structure))
-
-    def doubted(self, structure: Structure) -> bool:
-        """Whether some uplink does not carry the same whenever it is full: then something else held the flows back."""
-        between = {v.id for v in self.builder.build(structure).vertices.values() if v.kind is VertexKind.SWITCH}
-        return any({a, b} <= between and each["confidence"] < _DISBELIEVED for (a, b), each in self._attrs(structure).items())
 
     def racks(self) -> Structure:
         """The best racks: of all, where hosts are few, else after changes to those that the evidence suggests."""

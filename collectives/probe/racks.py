@@ -81,11 +81,12 @@ def _evidence(table: Table) -> dict[tuple[int, int], _Evidence]:
     found: dict[tuple[int, int], _Evidence] = {}
     for kinds in (("one_way",), _DUPLEX):
         sent, received = table.peaks(*kinds)
+        limit = table.most_in_all(*kinds)
         for outcome in table.of_kind(*kinds):
-            rows = []
-            for (a, b), rate in zip(table.ends(outcome), outcome.rates, strict=True):
-                able = min(sent[a], received[b])
-                rows.append((min(a, b), max(a, b), rate / able if able else 1.0))
+            ends = table.ends(outcome)
+            able = [min(sent[a], received[b]) for a, b in ends]
+            scale = min(1.0, limit / sum(able))  # what holds all flows back alike is no uplink
+            rows = [(min(ab), max(ab), rate / (scale * most)) for ab, rate, most in zip(ends, outcome.rates, able, strict=True)]
             if not any(share < _HELD for *_, share in rows):
                 continue
             for a, b, share in rows:

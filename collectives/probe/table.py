@@ -126,6 +126,10 @@ class Table:
         """The measurement of exactly these flows, in any order."""
         return self._found.get((kind, frozenset(flows)))
 
+    def most_in_all(self, *kinds: str) -> float:
+        """The most that all flows of any one measurement got together."""
+        return max((outcome.total for outcome in (self.of_kind(*kinds) if kinds else self.outcomes)), default=0.0)
+
     def fastest(self) -> float:
         """The most that any single flow got: as :meth:`single`, of all pairs of hosts that were measured alone or one way."""
         sent, _ = self.peaks("one_way", "alone")
