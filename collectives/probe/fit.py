@@ -1,6 +1,6 @@
 """How well a topology explains measurements. Pure.
 
-How flows share a link is TCP's affair, so that single flows only count as far as they miss what is predicted on the whole. And there is a
+How flows share a full link is TCP's affair: what those that one link limits get together counts, not what each of them gets. And there is a
 limit to what goes over all links together, which no topology knows: that of the machine that plays several hosts, or of a switch.
 It slows all flows alike, and is taken for what was at most seen.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from topoccl.collectives.probe.sharing import share
+from topoccl.collectives.probe.sharing import fill
 from topoccl.collectives.probe.table import Table
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes
@@ -30,17 +30,22 @@ class Fit:
         self._capacity = [link.bandwidth * efficiency for link in topology.links]
         routes = Routes(topology)
         self._paths = [[routes.path(*flow) for flow in outcome.flows] for outcome in table.outcomes]
-        self._rates = [share(paths, self._capacity) for paths in self._paths]
+        filled = [fill(paths, self._capacity) for paths in self._paths]
+        self._rates = [rates for rates, _ in filled]
+        self._limits = [limits for _, limits in filled]
 
     @property
     def misfit(self) -> float:
         """By how much measurements miss what is predicted, on average: 0 for not at all, 1 for all of it, or more."""
         limit = self._table.most_in_all()
         total = 0.0
-        for outcome, rates in zip(self._table.outcomes, self._rates, strict=True):
+        for outcome, rates, limits in zip(self._table.outcomes, self._rates, self._limits, strict=True):
             predicted = sum(rates)
             scale = min(1.0, limit / predicted)
-            missed = sum(abs(got - scale * rate) for got, rate in zip(outcome.rates, rates, strict=True))
+            off: dict[int | None, float] = {}
+            for got, rate, link in zip(outcome.rates, rates, limits, strict=True):
+                off[link] = off.get(link, 0.0) + got - scale * rate
+            missed = sum(map(abs, off.values()))
             missed += (_OVER - 1) * max(outcome.total - scale * predicted, 0.0)
             total += min(missed / (scale * predicted), 1.0)
         return total / max(len(self._rates), 1)

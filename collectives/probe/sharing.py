@@ -14,6 +14,13 @@ _SLACK = 1e-9
 def share(
     paths: Sequence[Sequence[int]], capacity: Mapping[int, float] | Sequence[float], weights: Sequence[float] | None = None
 ) -> list[float]:
+    """For each flow its rate in bytes/s, infinite for an empty path: the first of what :func:`fill` returns."""
+    return fill(paths, capacity, weights)[0]
+
+
+def fill(
+    paths: Sequence[Sequence[int]], capacity: Mapping[int, float] | Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[list[float], list[int | None]]:
     """Progressive filling.
 
     Args:
@@ -22,7 +29,7 @@ def share(
         weights: flows at one full link get rates in these proportions; equal by default.
 
     Returns:
-        For each flow its rate in bytes/s; infinite for an empty path.
+        For each flow its rate in bytes/s, infinite for an empty path; and the full link that limits it, None for an empty path.
     """
     weight = [1.0] * len(paths) if weights is None else list(weights)
     left = {link: capacity[link] for path in paths for link in path}
@@ -31,13 +38,14 @@ def share(
         for link in path:
             users[link].add(flow)
     rates = [math.inf] * len(paths)
+    limits: list[int | None] = [None] * len(paths)
     level = {link: left[link] / sum(weight[flow] for flow in flows) for link, flows in users.items()}
     while level:
         tightest = min(level, key=lambda link: (level[link], link))
         unit = level[tightest]
         changed = set()
         for flow in users[tightest].copy():
-            rates[flow] = weight[flow] * unit
+            rates[flow], limits[flow] = weight[flow] * unit, tightest
             for link in set(paths[flow]):
                 users[link].discard(flow)
                 left[link] = max(left[link] - rates[flow], 0.0)
@@ -47,4 +55,4 @@ def share(
                 level[link] = max(left[link] / sum(weight[flow] for flow in users[link]), unit * (1 - _SLACK))
             else:
                 del level[link]
-    return rates
+    return rates, limits
