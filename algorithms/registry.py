@@ -23,6 +23,8 @@ from topoccl.algorithms.builders import (
     pat,
     reduce_tree,
     ring,
+    swing,
+    torus,
     tree,
 )
 from topoccl.algorithms.schedule import Schedule
@@ -34,6 +36,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     *ring.ALGORITHMS,
     *tree.ALGORITHMS,
     *halving_doubling.ALGORITHMS,
+    *swing.ALGORITHMS,
+    *torus.ALGORITHMS,
     *hierarchical.ALGORITHMS,
     *hierarchical_blocks.ALGORITHMS,
     *pat.ALGORITHMS,

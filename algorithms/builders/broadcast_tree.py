@@ -11,6 +11,7 @@ from typing import Any
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.common import check_choice
 from topoccl.algorithms.builders.rooted_trees import SHAPES, Tree, chain_tree, checked_root, flat_tree, host_tree
+from topoccl.algorithms.builders.swing import reject as reject_bine
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
@@ -26,6 +27,16 @@ def build_binomial(spec: CollectiveSpec, topology: Topology) -> Schedule:
     """
     root = checked_root("binomial", spec, topology, COLLECTIVES)
     return _along(spec, topology, "binomial", host_tree(topology, root, "binomial", "binomial"))
+
+
+def build_bine(spec: CollectiveSpec, topology: Topology) -> Schedule:
+    """A Bine tree over the hosts, and one inside each host: a binomial tree whose children lie to both sides in turn.
+
+    Rounds and bytes of a host as with :func:`build_binomial`; on a ring of hosts the busiest link carries less, since the two sides share
+    the load and no child is farther than about H/3.
+    """
+    root = checked_root("bine", spec, topology, COLLECTIVES)
+    return _along(spec, topology, "bine", host_tree(topology, root, "bine", "bine"))
 
 
 def build_chain(spec: CollectiveSpec, topology: Topology) -> Schedule:
@@ -81,6 +92,7 @@ def _reject_direct(spec: CollectiveSpec, topology: Topology) -> str | None:
 
 ALGORITHMS = (
     Algorithm("binomial", COLLECTIVES, build_binomial, summary="binomial tree over the hosts, then inside each host"),
+    Algorithm("bine", COLLECTIVES, build_bine, reject=reject_bine, summary="binomial tree to both sides, for hosts wired to each other"),
     Algorithm("chain", COLLECTIVES, build_chain, summary="pipelined chain through host after host"),
     Algorithm(
         "hierarchical", COLLECTIVES, build_hierarchical, tuple({"inter": shape} for shape in SHAPES), _reject_hierarchical,

@@ -14,6 +14,7 @@ from typing import Any
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.common import check_choice
 from topoccl.algorithms.builders.rooted_trees import SHAPES, Tree, chain_tree, checked_root, flat_tree, host_tree
+from topoccl.algorithms.builders.swing import reject as reject_bine
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
@@ -29,6 +30,15 @@ def build_binomial(spec: CollectiveSpec, topology: Topology) -> Schedule:
     """
     root = checked_root("binomial", spec, topology, COLLECTIVES)
     return _along(spec, topology, "binomial", host_tree(topology, root, "binomial", "binomial"))
+
+
+def build_bine(spec: CollectiveSpec, topology: Topology) -> Schedule:
+    """The Bine tree of the broadcast, reversed: a binomial tree whose children lie to both sides in turn.
+
+    Rounds, bytes and order of the sums as with :func:`build_binomial`.
+    """
+    root = checked_root("bine", spec, topology, COLLECTIVES)
+    return _along(spec, topology, "bine", host_tree(topology, root, "bine", "bine"))
 
 
 def build_chain(spec: CollectiveSpec, topology: Topology) -> Schedule:
@@ -102,6 +112,7 @@ def _reject_direct(spec: CollectiveSpec, topology: Topology) -> str | None:
 
 ALGORITHMS = (
     Algorithm("binomial", COLLECTIVES, build_binomial, summary="binomial tree inside each host, then over the hosts"),
+    Algorithm("bine", COLLECTIVES, build_bine, reject=reject_bine, summary="binomial tree from both sides, for hosts wired to each other"),
     Algorithm("chain", COLLECTIVES, build_chain, summary="pipelined chain through host after host"),
     Algorithm(
         "hierarchical", COLLECTIVES, build_hierarchical, tuple({"inter": shape} for shape in SHAPES), _reject_hierarchical,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from topoccl.algorithms.builders.common import check
+from topoccl.algorithms.builders.swing import tree_parents
 from topoccl.algorithms.layout import host_groups, rotated
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
@@ -78,6 +79,10 @@ def chain_tree(topology: Topology, root: int) -> Tree:
 
 def _shape(parent: list[int], members: Sequence[int], shape: str) -> None:
     """Sets the parents of all ``members`` but the first."""
+    if shape == "bine":
+        for rank, above in zip(members, tree_parents(len(members)), strict=True):
+            parent[rank] = members[above] if rank != members[0] else parent[rank]
+        return
     for at in range(1, len(members)):
         # In a binomial tree the parent of a position is that position without its lowest set bit.
         parent[members[at]] = members[at & (at - 1) if shape == "binomial" else at - 1 if shape == "chain" else 0]
