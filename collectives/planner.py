@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from topoccl.algorithms.hazards import blocking_steps
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
@@ -14,7 +15,6 @@ from topoccl.collectives.bootstrap import agree
 from topoccl.collectives.errors import MismatchError
 from topoccl.collectives.executor.arena import Arena, area_bytes
 from topoccl.collectives.executor.dtypes import DType
-from topoccl.collectives.executor.hazards import blocking_steps
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.actions import Ref, aligned_pieces, copy_act, fold_act, length, sequence
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.hazards import Hazards
 from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.hazards import Hazards
 
 _LINE = 64
 

@@ -10,7 +10,7 @@ from topoccl.algorithms.registry import ALGORITHMS
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.algorithms.verify import verify
-from topoccl.collectives.executor.hazards import Hazards, blocking_steps
+from topoccl.algorithms.hazards import Hazards, blocking_steps
 
 CASES = [(a, c) for a in ALGORITHMS for c in a.collectives]
 

@@ -6,10 +6,13 @@ handed to the transport; so it must know which later steps would overwrite what 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.algorithms.verify import happens_before_order
+from topoccl.algorithms.verify.structure import pair_messages
 
 Place = tuple[Buf, int]
 
@@ -110,6 +113,43 @@ def blocking_steps(schedule: Schedule, in_place: bool) -> list[int]:
             after[2 * send + 1].append(2 * i + 1)
             for receiver in receivers.get(send, ()):
                 after[2 * receiver].append(2 * i + 1)
+    return sorted({node // 2 for node in _circles(after)})
+
+
+def pullable(schedule: Schedule) -> bool:
+    """Whether ranks of one host may run ``schedule`` by reading what others send straight from their buffers, in place too.
+
+    Then nothing is copied for a send: it says where its value lies, and its receivers fetch it. So everything that is sent must lie
+    in inputs or outputs, and a step that overwrites what an earlier send still shows waits for its readers, while each rank
+    runs its steps one at a time in :func:`~topoccl.algorithms.verify.happens_before_order`: that must not end in a circle.
+    """
+    ranks = schedule.spec.ranks
+    for i in np.flatnonzero(np.diff(schedule.target_ptr)).tolist():
+        at = int(schedule.operand_ptr[i])
+        buf = schedule.dst_buf[i] if schedule.dst_buf[i] != Buf.NONE else schedule.operand_buf[at]
+        if buf not in (Buf.INPUT, Buf.OUTPUT) or (schedule.dst_buf[i] == Buf.NONE and schedule.operand_ptr[i + 1] - at > 1):
+            return False
+    _, order = happens_before_order(schedule, 1)
+    messages = pair_messages(schedule)
+    readers: dict[int, list[int]] = {}
+    for sender, receiver in zip(messages.send_step.tolist(), messages.recv_step.tolist(), strict=True):
+        readers.setdefault(sender, []).append(receiver)
+    after: list[list[int]] = [[] for _ in range(schedule.num_steps)]
+    for rank in range(ranks):
+        hazards = Hazards(schedule, rank, schedule.spec.aliases)
+        mine = order[schedule.step_rank[order] == rank].tolist()
+        for before, step in pairwise(mine):
+            after[before].append(step)
+        for step in mine:
+            after[step] += readers.get(step, [])
+            for send in hazards.overwritten_sends(step):
+                for receiver in readers.get(send, ()):
+                    after[receiver].append(step)
+    return not _circles(after)
+
+
+def _circles(after: list[list[int]]) -> list[int]:
+    """The nodes on or behind a circle, when ``after`` are the successors of each."""
     waits = np.zeros(len(after), np.int64)
     for successors in after:
         for node in successors:
@@ -120,4 +160,4 @@ def blocking_steps(schedule: Schedule, in_place: bool) -> list[int]:
             waits[node] -= 1
             if not waits[node]:
                 free.append(node)
-    return sorted({int(node) // 2 for node in np.flatnonzero(waits > 0)})
+    return np.flatnonzero(waits > 0).tolist()
