@@ -19,7 +19,7 @@ from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.selection_rules import AlgoRules
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import Measured, Tuning
-from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.bounds import Bound, lower_bound
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes
 from topoccl.topology.units import format_size, format_time
@@ -32,6 +32,15 @@ EQUAL = 0.01
 
 HOPELESS = 1.25
 """Candidates that a rough look finds slower than the best by this factor are not looked at more closely."""
+
+NEAR = 0.97
+"""A candidate this close to the bound needs no better one, and no better bound."""
+
+OVERHEADS = 0.1
+"""A candidate of which bandwidth explains no more than this share is not limited by it."""
+
+SEARCHED_RANKS = 32
+"""Up to so many ranks a running program may search for the best cut (a second at most)."""
 
 
 class SelectionError(ValueError):
@@ -106,8 +115,8 @@ def select(
         reason = f"{warning}; of the others, {reason}"
     if spec.uneven:
         reason += " (counts differ between ranks: judged by their mean)"
-    bound = host_cut_bound(topology, spec.collective, nbytes, spec.root)
     best = predictions[winner]
+    bound = _bound(spec, topology, nbytes, best.seconds, exhaustive)
     return Choice(
         collective=spec.collective,
         nbytes=nbytes,
@@ -335,6 +344,14 @@ def _problem(spec: CollectiveSpec, nbytes: int, rows: Sequence[_Row], rejected: 
     return (
         f"no allowed algorithm can serve {spec.collective} of {format_size(nbytes)} bytes among {spec.ranks} ranks ({why}); known: {known}"
     )
+
+
+def _bound(spec: CollectiveSpec, topology: Topology, nbytes: int, seconds: float, exhaustive: bool) -> Bound:
+    """The bound; its best cut is searched for where that is quick and may matter: the likely ones say that ``seconds`` is far from optimal,
+    and overheads are not what makes it so."""
+    quick = lower_bound(topology, spec.collective, nbytes, spec.root, search=False)
+    open_question = OVERHEADS * seconds < quick.bandwidth_seconds < NEAR * seconds and topology.num_ranks <= SEARCHED_RANKS
+    return lower_bound(topology, spec.collective, nbytes, spec.root) if exhaustive or open_question else quick
 
 
 def _bottleneck(topology: Topology, prediction: Prediction) -> str:

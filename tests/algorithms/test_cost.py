@@ -18,7 +18,7 @@ from topoccl.algorithms.cost.sharing import Fabric, Sharing
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec
-from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.bounds import lower_bound
 from topoccl.topology.generators import generate
 from topoccl.topology.graph import Link, Topology, Vertex, VertexKind
 from topoccl.topology.routes import Routes
@@ -356,7 +356,7 @@ def test_no_prediction_beats_the_bound(shape: str) -> None:
     for schedule in every_schedule(topology):
         costs = CostModel(schedule, topology)
         for size in (64, MB):
-            bound = host_cut_bound(topology, schedule.spec.collective, size, schedule.spec.root)
+            bound = lower_bound(topology, schedule.spec.collective, size, schedule.spec.root)
             for segments in (1, 5):
                 seconds = costs.predict(block_bytes(schedule.spec, size), segments).seconds
                 assert seconds >= bound.seconds * (1 - 1e-9), (schedule.label, size, segments, bound.description)

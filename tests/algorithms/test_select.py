@@ -20,7 +20,7 @@ from topoccl.algorithms.registry import algorithms_for, known_names
 from topoccl.algorithms.select import SelectionError, Selector, format_choice, select
 from topoccl.algorithms.selection_rules import AlgoRules, parse_algo
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec
-from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.bounds import lower_bound
 from topoccl.topology.files import loads
 from topoccl.topology.generators import generate
 
@@ -52,7 +52,7 @@ def test_every_collective_gets_the_fastest_of_its_candidates(collective: str) ->
     seconds = [c.seconds for c in choice.candidates if c.seconds is not None]
     assert choice.seconds <= min(seconds) * 1.01
     assert choice.schedule.spec == spec
-    bound = host_cut_bound(CLUSTER, collective, M, spec.root)
+    bound = lower_bound(CLUSTER, collective, M, spec.root)
     assert (choice.bound_seconds, choice.bound) == (bound.seconds, bound.description)
     assert choice.ratio == pytest.approx(choice.seconds / bound.seconds)
     assert choice.ratio >= 1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoccl.topology import Topology
-from topoccl.topology.bounds import host_cut_bound, tightest_cuts
+from topoccl.topology.bounds import lower_bound, tightest_cuts
 from topoccl.topology.load import load
 from topoccl.topology.routes import Routes
 
@@ -43,48 +43,48 @@ BARE = "latency=0,net=1GB/s"
     ],
 )
 def test_known_optima(spec: str, collective: str, root: int | None, expected: float) -> None:
-    bound = host_cut_bound(load(spec), collective, 10**9, root)
+    bound = lower_bound(load(spec), collective, 10**9, root)
     assert bound.seconds == pytest.approx(expected, rel=1e-12)
     assert bound.links
 
 
 def test_the_binding_cut_of_two_dgx_is_one_accelerator() -> None:
     topology = load("dgx-a100:2")
-    bound = host_cut_bound(topology, "all_gather", 16 * 10**9)
+    bound = lower_bound(topology, "all_gather", 16 * 10**9)
     assert bound.seconds == pytest.approx(3 / 65)
     assert {topology.links[link].name for link in bound.links} == {"h0.nvswitch->h0.s0", "h0.pcie0->h0.s0"}
-    assert "what must enter h0.s0 (rank 0): 15000000000 bytes over h0.nvswitch->h0.s0, h0.pcie0->h0.s0 = 325GB/s" in bound.description
+    assert bound.description == "rank 0 can only be reached over h0.nvswitch->h0.s0, h0.pcie0->h0.s0: 325GB/s"
 
 
 def test_uneven_boxes_with_one_uplink() -> None:
     """Four and two accelerators, 100 each into their switch, one uplink of 10: all_gather takes 4/10 of a rank's block."""
     topology = load("cluster:4+2,net=10GB/s,memory=100GB/s,latency=0,memory_latency=0")
-    assert host_cut_bound(topology, "all_gather", 6 * 10**9).seconds == pytest.approx(2 / 5)
+    assert lower_bound(topology, "all_gather", 6 * 10**9).seconds == pytest.approx(2 / 5)
 
 
 def test_small_calls_are_bound_by_latency() -> None:
     topology = load("cluster:2x2,latency=20us")
-    bound = host_cut_bound(topology, "all_reduce", 4)
+    bound = lower_bound(topology, "all_reduce", 4)
     assert bound.seconds == bound.latency_seconds == pytest.approx(43e-6)
     assert bound.description == "latency between ranks 0 and 2: 43us"
     assert bound.links == ()
-    assert host_cut_bound(topology, "barrier", 0).seconds == pytest.approx(43e-6)
-    assert host_cut_bound(load("line:5,latency=1us"), "broadcast", 1, 2).seconds == pytest.approx(2e-6)
-    assert host_cut_bound(load("cluster:1x1"), "all_reduce", 1 << 20).seconds == 0
+    assert lower_bound(topology, "barrier", 0).seconds == pytest.approx(43e-6)
+    assert lower_bound(load("line:5,latency=1us"), "broadcast", 1, 2).seconds == pytest.approx(2e-6)
+    assert lower_bound(load("cluster:1x1"), "all_reduce", 1 << 20).seconds == 0
 
 
 def test_arguments_are_checked() -> None:
     topology = load("ring:4")
     with pytest.raises(ValueError, match="unknown collective 'allsum'; known: all_reduce"):
-        host_cut_bound(topology, "allsum", 1)
+        lower_bound(topology, "allsum", 1)
     with pytest.raises(ValueError, match="broadcast: root is None; expected a rank below 4"):
-        host_cut_bound(topology, "broadcast", 1)
+        lower_bound(topology, "broadcast", 1)
     with pytest.raises(ValueError, match="reduce: root is 4; expected a rank below 4"):
-        host_cut_bound(topology, "reduce", 1, 4)
+        lower_bound(topology, "reduce", 1, 4)
     with pytest.raises(ValueError, match="all_reduce: root is 0; it has none"):
-        host_cut_bound(topology, "all_reduce", 1, 0)
+        lower_bound(topology, "all_reduce", 1, 0)
     with pytest.raises(ValueError, match="-1 bytes"):
-        host_cut_bound(topology, "all_reduce", -1)
+        lower_bound(topology, "all_reduce", -1)
 
 
 def busiest(topology: Topology, messages: list[tuple[int, int, float]]) -> float:
@@ -125,25 +125,25 @@ def test_no_plain_schedule_beats_the_bound(spec: str, data: st.DataObject) -> No
         ("scatter", root, [(root, a, block) for a in range(p) if a != root]),
     ]
     for collective, where, messages in schedules:
-        bound = host_cut_bound(topology, collective, n, where)
+        bound = lower_bound(topology, collective, n, where)
         assert bound.bandwidth_seconds <= busiest(topology, messages) * (1 + 1e-9), (collective, bound.description)
         assert bound.latency_seconds <= max(Routes(topology).latency(Routes(topology).path(a, b)) for a, b in pairs) + 1e-12
 
 
 def test_a_thousand_hosts() -> None:
-    bound = host_cut_bound(load("cluster:1024x8"), "all_reduce", 1 << 30)
+    bound = lower_bound(load("cluster:1024x8"), "all_reduce", 1 << 30)
     assert bound.seconds == pytest.approx(2 * 1023 / 1024 * 2**30 / 1.25e9)
 
 
 def test_all_cuts_that_are_tightest() -> None:
     def named(spec: str) -> tuple[float, set[str]]:
         topology = load(spec)
-        seconds, links = tightest_cuts(topology, "all_reduce", 1 << 30)
+        seconds, links = tightest_cuts(topology, "all_reduce")
         return seconds, {topology.links[link].name for link in links}
 
     seconds, names = named("racks:2x4x2,oversub=16")
     assert names == {"rack0->core", "core->rack0", "rack1->core", "core->rack1"}
-    assert seconds == pytest.approx((1 << 30) / 312.5e6)
+    assert seconds == pytest.approx(1 / 312.5e6)
     assert named("dgx-a100:2,net=25GB/s")[1] == {f"h{h}.ib{n}->ib0" for h in (0, 1) for n in range(8)} | {
         f"ib0->h{h}.ib{n}" for h in (0, 1) for n in range(8)
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from topoccl.topology import Topology, TopologyError, VertexKind
-from topoccl.topology.bounds import host_cut_bound
+from topoccl.topology.bounds import lower_bound
 from topoccl.topology.formats import parse, recognise
 from topoccl.topology.formats.hostlist import expand
 from topoccl.topology.routes import Routes
@@ -80,7 +80,7 @@ def plannable(topology: Topology) -> None:
     routes = Routes(topology)
     ranks = range(topology.num_ranks)
     assert all(routes.path(a, b) for a in ranks for b in ranks if a != b)
-    assert host_cut_bound(topology, "all_reduce", 1 << 20).seconds > 0
+    assert lower_bound(topology, "all_reduce", 1 << 20).seconds > 0
 
 
 def fail(problem: str) -> TopologyError:
