@@ -12,7 +12,7 @@ from typing import Any
 from topoccl.topology.bounds.claims import Cut, claims
 from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import Exchange, best_exchange
-from topoccl.topology.bounds.network import Branch, Network, by_host, network_of, unit_of
+from topoccl.topology.bounds.network import Branch, Network, by_host, host_groups, network_of, unit_of
 from topoccl.topology.graph import Topology, TopologyError
 from topoccl.topology.units import format_ranks, format_rate
 
@@ -170,7 +170,7 @@ def _exchange(topology: Topology) -> tuple[Network, Exchange] | None:
         network = by_host(topology, network)
         if not 1 < len(network.ranks) * len(network.arcs) <= PROGRAMME_WORK:
             return None
-    return network, best_exchange(network)
+    return network, best_exchange(network, groups=host_groups(topology, network))
 
 
 def _cut_of(topology: Topology, network: Network, exchange: Exchange) -> Cut:

@@ -14,7 +14,7 @@ rounded to small fractions and checked in whole numbers. The dual solution, weig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.flow import FlowGraph
 from topoccl.topology.bounds.network import Network
 
 Floats = npt.NDArray[np.float64]
 
-_ROUNDS = 60
 _GRAIN = 1 << 40  # of flows that look for violated cuts
 _VIOLATION = 1e-7
+_SAME = 1e-9
 _DENOMINATORS = 4000
 _MANY_DENOMINATORS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedCut:
-    """``weight`` times the claim that what the ranks in ``inside`` (vertices) contribute must leave (``up`` False: what they sum must
-    enter, that is, the sums of ranks outside must... )"""
+    """``weight`` times one claim of the programme: ``x(inside)`` is at most ``g(into inside)`` if ``up``, else ``f(out of inside)``."""
 
     weight: Fraction
     inside: frozenset[int]
@@ -46,12 +46,15 @@ class WeightedCut:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Attributes:
-    rate: units of capacity; no schedule of trees is faster. ``exact`` when :attr:`roots`, :attr:`down` and :attr:`up` reach it.
-    roots: what each rank sums, by rank.
-    down, up: the capacity of every arc that the out-trees and the in-trees get.
-    proof: the cuts whose weighted sum shows ``rate``.
-    arcs: the weight of each arc in that sum; ``rate`` is the sum of weight times capacity.
+    """The best rate, how it is reached, and the proof.
+
+    Attributes:
+        rate: units of capacity; no schedule of trees is faster.
+        exact: whether ``roots``, ``down`` and ``up`` reach it; they always satisfy the programme.
+        roots: what each rank sums.
+        down, up: the capacity of every arc that the out-trees and the in-trees get.
+        proof: the cuts whose weighted sum shows ``rate``.
+        arcs: the weight of each arc in that sum; ``rate`` is the sum of weight times capacity.
     """
 
     rate: Fraction
@@ -143,8 +146,26 @@ class _Programme:
             raise ArithmeticError(f"the linear programme of an all_reduce among {p} ranks was not solved: {result.message}")
         return result
 
-    def separate(self, values: Floats) -> bool:
-        """Adds the cuts that a solution violates; False if there are none."""
+    def start(self) -> list[Fraction]:
+        """A solution that violates nothing, in units: half of every arc for each part, if that is conserved, and equal roots. It is
+        the best one on many regular fabrics."""
+        network = self.network
+        turned = network.reversed()
+        for vertex in {vertex for vertex, _ in self.forwarding}:
+            flags = [v == vertex for v in range(len(network.names))]
+            if network.total(network.into(flags)) != turned.total(turned.into(flags)):
+                return [Fraction(0)] * (self.ranks + 2 * self.arcs)
+        weights = dict.fromkeys(network.ranks, 1)
+        ratios = (tightest(n, weights, network.ranks) for n in (network, turned))
+        rate = min(Fraction(capacity, blocks) for blocks, capacity, _ in ratios) / 2
+        return [*[rate] * self.ranks, *(Fraction(width, 2) for width in network.capacity * 2)]
+
+    def floats(self, solution: Sequence[Fraction]) -> Floats:
+        """A solution as scipy sees it."""
+        return np.array([float(value) for value in solution]) / self.scale
+
+    def separate(self, values: Floats, probe: bool = False) -> bool:
+        """Adds the cuts that a solution violates; False if there are none. A ``probe`` adds none, and only looks."""
         network, p, e = self.network, self.ranks, self.arcs
         found = False
         for up in (False, True):
@@ -161,38 +182,45 @@ class _Programme:
             for sink in network.ranks:
                 got = graph.flow(source, sink, wanted)
                 if got < wanted - _VIOLATION * _GRAIN:
+                    if probe:
+                        return True
                     for side in (graph.reached(source)[:-1], [not far for far in graph.reaching(sink)[:-1]]):
                         found |= self.add((vertex for vertex, near in enumerate(side) if near), up)
         return found
 
 
-def best_exchange(network: Network, publish: bool = True) -> Exchange:
+def best_exchange(network: Network, publish: bool = True, groups: Iterable[Collection[int]] = ()) -> Exchange:
     """The optimum of this module.
 
     Args:
         publish: what enters memory once may be read by several ranks of the host (a bound must allow for it); else the memory
             only forwards, as the trees of a forest have it.
+        groups: sets of vertices whose borders may be the narrowest cuts, to begin with.
     """
     programme = _Programme(network, publish)
     everything = set(range(len(network.names)))
-    for vertex in network.ranks:
+    for group in (*([vertex] for vertex in network.ranks), *groups):
         for up in (False, True):
-            programme.add({vertex}, up)
-            programme.add(everything - {vertex}, up)
-    for _ in range(_ROUNDS):
+            for near in (everything & set(group), everything - set(group)):
+                if not near.isdisjoint(network.ranks) and not near.issuperset(network.ranks):
+                    programme.add(near, up)
+    start = programme.start()
+    inside = programme.floats(start)
+    result = programme.solve()
+    # Solutions lie at corners, where many cuts are violated that hardly matter. Halfway to a point inside those that matter are left.
+    while inside[: programme.ranks].sum() < -result.fun * (1 - _SAME) and programme.separate(result.x, probe=True):
+        halfway = (inside + result.x) / 2
+        if not programme.separate(halfway):
+            inside = halfway
+            programme.separate(result.x)
         result = programme.solve()
-        if not programme.separate(result.x):
-            break
-    return _exactly(programme, result)
-
-
-def _exactly(programme: _Programme, result: Any) -> Exchange:
     rate, proof, arcs = _prove(programme, result)
     p, e = programme.ranks, programme.arcs
-    solution = _fractions(result.x * programme.scale)
-    roots, down, up = solution[:p], solution[p : p + e], solution[p + e :]
-    exact = sum(roots) == rate and _reaches(programme, roots, down, up)
-    return Exchange(rate, exact, tuple(roots), tuple(down), tuple(up), proof, arcs)
+    for solution in (start, _fractions(result.x * programme.scale)):
+        roots, lower, upper = solution[:p], solution[p : p + e], solution[p + e :]
+        if sum(roots) == rate and _reaches(programme, roots, lower, upper):
+            return Exchange(rate, True, tuple(roots), tuple(lower), tuple(upper), proof, arcs)
+    return Exchange(rate, False, tuple(start[:p]), tuple(start[p : p + e]), tuple(start[p + e :]), proof, arcs)
 
 
 def _prove(programme: _Programme, result: Any) -> tuple[Fraction, tuple[WeightedCut, ...], tuple[Fraction, ...]]:

@@ -143,6 +143,15 @@ def by_host(topology: Topology, network: Network) -> Network:
     )
 
 
+def host_groups(topology: Topology, network: Network) -> list[list[int]]:
+    """The vertices of each host."""
+    inside: dict[str, list[int]] = {}
+    for at, name in enumerate(network.names):
+        host = topology.vertices[name].host or name
+        inside.setdefault(host, []).append(at)
+    return list(inside.values())
+
+
 def _in_series(first: Sequence[Branch], second: Sequence[Branch]) -> list[Branch]:
     """What passes through one set of branches and then another, the widest of both together."""
     left, right = (sorted(side, key=lambda b: -b.capacity) for side in (first, second))
