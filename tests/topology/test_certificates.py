@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from fractions import Fraction as F
 
 import networkx as nx
@@ -114,10 +115,8 @@ def test_parallel_nics_and_both_directions() -> None:
 
 def test_in_words_and_json() -> None:
     found = certificate(load("racks:2x2x2,oversub=4,net=1GB/s"), "all_reduce")
-    assert found.text in (
-        "ranks 0-3 can only be reached over core->rack0: 500MB/s",
-        "ranks 4-7 can only be reached over core->rack1: 500MB/s",
-    )
+    side, link = re.fullmatch(r"ranks (0-3|4-7) can only be reached over (.*): 500MB/s", found.text).groups()
+    assert link in {"0-3": ("rack1->core", "core->rack0"), "4-7": ("rack0->core", "core->rack1")}[side]
     row = certificate(load("ring:8"), "all_gather").as_dict()
     assert (row["inverse_throughput"], row["unit_bandwidth"], row["searched"]) == ("7/2", 1.25e9, True)
     assert row["cut"] == {"ranks": [0], "links": ["h1.s0->h0.s0", "h7.s0->h0.s0"], "direction": "into"}
