@@ -17,6 +17,9 @@ NVLINK_LATENCY = 0.35e-6
 C2C_LATENCY = 0.4e-6
 """Between an accelerator and its processor: less than over PCIe, but past it no better than over an NVSwitch."""
 
+GRACE_C2C = 10 * 44.712e9
+"""NVLink-C2C of a Grace processor as NCCL finds it: 10 links, to one accelerator (GH200) or five to each of two (GB200, GB300)."""
+
 PCIE_LANES = 16
 """Where a width is 0 or not said."""
 PCIE_GEN3 = 60

@@ -143,6 +143,33 @@ def test_slurm_blocks() -> None:
     plannable(topology)
 
 
+def neighbours(topology: Topology) -> set[frozenset[str]]:
+    hosts = {vertex.id: vertex.host for vertex in topology.vertices.values()}
+    return {frozenset((hosts[link.src] or "", hosts[link.dst] or "")) for link in topology.links if link.kind == "net"}
+
+
+def test_slurm_rings_are_rings_of_their_own() -> None:
+    topology = parse("RingName=r0 Nodes=a[1-4]\nRingName=r1 Nodes=b[1-2]\nRingName=r2 Nodes=c\n")
+    ends = {("a1", "a2"), ("a2", "a3"), ("a3", "a4"), ("a4", "a1"), ("b1", "b2")}
+    assert neighbours(topology) == set(map(frozenset, ends))
+    assert topology.hosts == ("a1", "a2", "a3", "a4", "b1", "b2", "c")
+    as_yaml = "- topology: t\n  ring:\n    rings:\n    - {ring: r0, nodes: 'a[1-4]'}\n    - {ring: r1, nodes: [b1, b2]}\n"
+    assert neighbours(parse(as_yaml, "topology.yaml")) == neighbours(topology)
+
+
+def test_slurm_torus_with_x_fastest_and_regions() -> None:
+    whole = "- topology: t\n  torus3d: {toruses: [{name: p, dims: {x: 3, y: 2, z: 1}, nodes: 'n[1-6]'}]}\n"
+    topology = parse(whole, "topology.yaml")
+    along_x = {("n1", "n2"), ("n2", "n3"), ("n3", "n1"), ("n4", "n5"), ("n5", "n6"), ("n6", "n4")}
+    assert neighbours(topology) == set(map(frozenset, along_x | {("n1", "n4"), ("n2", "n5"), ("n3", "n6")}))
+    assert cables(topology)["n1", "n2"] == 1.25e9
+    plannable(topology)
+    column = "{anchor: {x: 0, y: 0, z: 0}, dims: {x: 1, y: 2, z: 1}, nodes: 'n[1,4]'}"
+    corner = "{anchor: {x: 2, y: 1, z: 0}, dims: {x: 1, y: 1, z: 1}, nodes: n6}"
+    parted = parse(whole.replace("nodes: 'n[1-6]'", f"regions: [{column}, {corner}]"), "topology.yaml")
+    assert neighbours(parted) == set(map(frozenset, {("n1", "n4"), ("n6", "n4")}))  # an empty coordinate joins nothing
+
+
 def test_slurm_switches_and_hosts_have_separate_names() -> None:
     topology = parse("SwitchName=a Nodes=a,b\n")
     assert topology.hosts == ("a", "b")
@@ -216,7 +243,17 @@ def test_slurm_yaml_takes_the_default_topology() -> None:
     ("text", "message"),
     [
         ("- topology: a\n  flat: true\n", "is flat: it names no hosts"),
-        ("- topology: a\n  torus3d: {}\n", "expected one of tree, block, flat"),
+        ("- topology: a\n  hypercube: {}\n", "expected one of tree, block, ring, torus3d, flat"),
+        ("- topology: a\n  torus3d: {}\n", "key 'toruses' is missing"),
+        ("- topology: a\n  torus3d: {toruses: [{name: t, dims: {x: 2, y: 1, z: 1}, nodes: 'n[1-3]'}]}\n", "3 hosts for 2 coordinates"),
+        ("- topology: a\n  torus3d: {toruses: [{name: t, dims: {x: 2, y: 1, z: 1}}]}\n", "expected either nodes or regions"),
+        ("- topology: a\n  torus3d: {toruses: [{name: t, dims: {x: 9999, y: 9999, z: 1}, nodes: n1}]}\n", "at most 65536 coordinates"),
+        (
+            "- topology: a\n  torus3d: {toruses: [{name: t, dims: {x: 2, y: 1, z: 1}, regions: "
+            "[{anchor: {x: 1, y: 0, z: 0}, dims: {x: 2, y: 1, z: 1}, nodes: n1}]}]}\n",
+            "does not fit into the torus",
+        ),
+        ("- topology: a\n  ring: {rings: [{ring: r, nodes: 'n1,n2,n1'}]}\n", "host 'n1' is listed twice"),
         ("- topology: a\n  tree: {switches: [{nodes: n1}]}\n", r":2: \[0\]\.tree\.switches\[0\]: key 'switch' is missing"),
         ("- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[2-1]'}]}\n", "runs backwards"),
         ("- topology: a\n  tree: !!python/object:os.system {}\n", "tag"),
@@ -352,6 +389,48 @@ def test_rank_table_mistakes(old: str, new: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
         parse(text.replace(old, new), "table.json")
     assert str(caught.value).startswith("table.json")
+
+
+PORTS = """\
+CA    11  1 0x1070fd0300a1b2c4 4x HDR - SW     1  7 0x1070fd0300000010 ( 'n1 mlx5_0' - 'leaf1' )
+CA    12  2 0x1070fd0300a1b2c5 4x HDR - SW     2  7 0x1070fd0300000020 ( 'n1 mlx5_0' - 'leaf2' )
+CA    21  1 0x1070fd0300a1b3d4 2x NDR - SW     2  9 0x1070fd0300000020 ( 'n2 mlx5_0' - 'leaf2' )
+CA    31  1 0x1070fd0300a1b3ff 4x HDR - SW     1 41 0x1070fd0300000010 ( 'Mellanox Technologies Aggregation Node' - 'leaf1' )
+SW     1  7 0x1070fd0300000010 4x HDR - CA    11  1 0x1070fd0300a1b2c4 ( 'leaf1' - 'n1 mlx5_0' )
+SW     1 20 0x1070fd0300000010 4x EDR - SW     2 20 0x1070fd0300000020 ( 'leaf1' - 'leaf2' )
+SW     1 21 0x1070fd0300000010 4x SDR                                    'leaf1'
+SW     1 22 0x1070fd0300000010 4x QDR                                   leaf1 of old
+"""
+
+
+def test_ibnetdiscover_with_a_line_per_port() -> None:
+    topology = parse(PORTS, "ports.out")
+    assert topology.hosts == ("n1", "n2")
+    assert {v.id for v in topology.vertices.values() if v.host == "n1" and v.kind.value == "nic"} == {"n1.mlx5_0", "n1.mlx5_0:2"}
+    rates = cables(topology)
+    assert rates["n1", "leaf1"] == 25e9
+    assert rates["n2", "leaf2"] == 25e9
+    assert rates["leaf1", "leaf2"] == 12.5e9
+    assert "1 aggregation nodes are no hosts" in notes(topology)
+    plannable(topology)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PORTS.replace("- SW     2  9 0x", "- SW     2  9 "), r"ports.out:3: a port is .CA    21"),
+        ("SW     1 21 0x1070fd0300000010 4x SDR   'leaf1'\n", "not one cable"),
+    ],
+)
+def test_ibnetdiscover_ports_mistakes(text: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        parse(text, "ports.out")
+
+
+def test_rank_tables_before_version_1_are_refused_by_name() -> None:
+    text = '{"group_count": "1", "group_list": [{"instance_list": [{"devices": [], "server_id": "a"}]}], "status": "completed"}'
+    with pytest.raises(TopologyError, match=r"form before 1.0 \(group_list, instance_list\)"):
+        parse(text, "old.json")
 
 
 NETQ = """[{"nodes": [

@@ -23,6 +23,10 @@ TEXTS = [
     "BlockName=b1 Nodes=n[01-04]\nBlockName=b2 Nodes=n[05-08]\nBlockSizes=4,8\n",
     "SwitchName=top Switches=s[1-2]\nSwitchName=s1 Nodes=n[1-3,07]\nSwitchName=s2 Nodes=m5\n",
     "- topology: t\n  tree:\n    switches:\n    - {switch: s1, nodes: 'n[1-2]'}\n    - {switch: r, children: s1}\n",
+    "RingName=r0 Nodes=n[1-4]\nRingName=r1 Nodes=m[1-3]\n",
+    "- topology: t\n  torus3d: {toruses: [{name: p, dims: {x: 2, y: 2, z: 1}, regions: [{anchor: {x: 0, y: 0, z: 0}, "
+    "dims: {x: 2, y: 1, z: 1}, nodes: 'n[1-2]'}]}]}\n",
+    "CA 4 1 0xe41d2d0300000001 4x EDR - SW 1 7 0x248a0703008a8500 ( 'n1 mlx5_0' - 'leaf' )\nSW 1 8 0x248a0703008a8500 4x SDR 'leaf'\n",
     "switches:\n  S1: {switches: [S2]}\nblocks:\n- switch: S2\n  nodes: ['I[1-2]']\n  annotations: {accelerator.topology.test/domain: n}\n",
     "topology: [ Ring, Switch ]\nnpus_count: [ 4, 2 ]\nbandwidth: [ 50.0, 10 ]\nlatency: [ 500.0, 1 ]\n",
     "Nodes 8\nTiers 2\nPodsize 8\nTier 0\nDownlink_speed_Gbps 2\nRadix_Down 2\nRadix_Up 2\nTier 1\nDownlink_speed_Gbps 2\nRadix_Down 4\n",

@@ -324,3 +324,45 @@ def test_amd_smi_without_types_is_refused() -> None:
     text = (FIXTURES / "amd-smi-4xmi300x.txt").read_text("utf-8")
     with pytest.raises(TopologyError, match="no LINK TYPE TABLE"):
         parse(text[: text.index("LINK TYPE")], "amd.txt")
+
+
+GRACE = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tNV18\tNV18\tNODE\t0-71\t0,2-17\t\t2
+GPU1\tNV18\t X \tNV18\tNV18\tNODE\t0-71\t0,2-17\t\t10
+GPU2\tNV18\tNV18\t X \tNV18\tSYS\t72-143\t1,18-33\t\t18
+GPU3\tNV18\tNV18\tNV18\t X \tSYS\t72-143\t1,18-33\t\t26
+NIC0\tNODE\tNODE\tSYS\tSYS\t X \t\t\t\t
+"""
+
+
+def test_memory_of_gpus_as_numa_nodes_means_chip_to_chip_links() -> None:
+    topology = parse(GRACE, "tray.txt")
+    assert links(topology, "c2c")["h0.gpu0", "h0.numa0"] == pytest.approx(223.56e9)
+    assert links(topology, "c2c")["h0.gpu3", "h0.numa1"] == pytest.approx(223.56e9)
+    assert links(topology, "nvlink")["h0.gpu1", "h0.nvswitch"] == pytest.approx(18 * 40.1e9)
+    without = parse(re.sub(r"\t\t\d+\n", "\t\tN/A\n", GRACE), "tray.txt")
+    assert not links(without, "c2c")
+    assert links(without, "nvlink")["h0.gpu1", "h0.nvswitch"] == pytest.approx(18 * 20.6e9)
+
+
+def test_xgmi_without_a_bandwidth_is_no_direct_link() -> None:
+    """The tools count one hop for every way over xGMI, also past another GPU."""
+    names = ["0000:c1:00.0", "0000:c6:00.0", "0000:c9:00.0"]
+
+    def table(title: str, own: str, cells: dict[tuple[int, int], str], other: str) -> str:
+        rows = [[own if a == b else cells.get((min(a, b), max(a, b)), other) for b in range(3)] for a in range(3)]
+        return "\n".join([f"{title} TABLE:", " ".join(["", *names]), *(" ".join([names[a], *row]) for a, row in enumerate(rows)), "", ""])
+
+    text = table("HOPS", "0", {}, "1") + table("LINK TYPE", "SELF", {}, "XGMI")
+    rates = {(0, 1): "50000-200000", (1, 2): "50000-50000"}
+    direct = {("h0.gpu0", "h0.gpu1"): 200e9, ("h0.gpu1", "h0.gpu2"): 50e9}
+    topology = parse(text + table("NUMA BW", "N/A", rates, "0-0"), "amd.txt")
+    assert links(topology, "xgmi") == direct | {(b, a): rate for (a, b), rate in direct.items()}
+    assert len(links(parse(text, "amd.txt"), "xgmi")) == 6  # nothing said: all are taken for direct
+
+
+def test_unified_bus_counts_as_a_switch() -> None:
+    topology = parse("       NPU0  NPU1  NIC0\nNPU0   X     UB    NA\nNPU1   UB    X     NA\n", "a5.txt")
+    assert len(links(topology, "hccs")) == 4
+    assert "196 GB/s into an HCCS switch or UB" in "".join(topology.vertices["h0"].attrs["notes"])

@@ -175,6 +175,9 @@ def test_ns3_links() -> None:
     assert links(topology, "net")["sw4", "sw5"] == (12.5e9, 2e-6)
     assert links(topology, "net")["n0.s0", "sw4"] == (50e9, pytest.approx(0.5e-6))
     assert reachable(topology)
+    described = parse(f"{NS3}\n\nsrc0 dst0 rate delay error_rate\n", "physical.txt")
+    assert len(described.links) == len(topology.links)
+    assert described.vertices["n0"].attrs["notes"] == ["1 lines after the 5 links that the first line counts are passed over, as ns-3 does"]
     with pytest.raises(TopologyError, match="2 switches and 4 links; the first line says 2 and 5"):
         parse(NS3[: NS3.rindex("4 5")], "cut.txt")
     with pytest.raises(TopologyError, match=r":3: a number is '9'; expected a whole number from 0 to 5"):

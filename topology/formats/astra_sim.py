@@ -17,7 +17,7 @@ from topoccl.topology.formats.base import CERTAIN, LIKELY, NO, Format
 from topoccl.topology.formats.draft import Draft
 from topoccl.topology.formats.support import HEAD, MAX_LINKS, Line, finish, lines, need, positive, shown, whole
 from topoccl.topology.generators import MAX_SLOTS
-from topoccl.topology.graph import Topology, TopologyError
+from topoccl.topology.graph import Topology, TopologyError, VertexKind
 from topoccl.topology.units import parse_rate, parse_time
 
 BLOCKS = ("Ring", "FullyConnected", "Switch", "Mesh")
@@ -114,7 +114,8 @@ def parse_ns3(text: str, source: str) -> Topology:
     if nodes > MAX_SLOTS:
         raise rows[0].error(f"{nodes} nodes; at most {MAX_SLOTS} are read")
     switches = set(_numbers(rows[1], nodes - 1)) if count and len(rows) > 1 else set()
-    body = rows[2 if count else 1 :]
+    rest = rows[2 if count else 1 :]
+    body = rest[:links]  # as ns-3 reads it; what follows is often a description of the form
     if len(switches) != count or len(body) != links:
         raise TopologyError(f"{source}: {len(switches)} switches and {len(body)} links; the first line says {count} and {links}")
     draft = Draft(source)
@@ -136,6 +137,9 @@ def parse_ns3(text: str, source: str) -> Topology:
         except ValueError as error:
             raise row.error(str(error)) from None
         draft.link(vertices[a], vertices[b], rate, delay, "net")
+    if len(rest) > links and draft.vertices:
+        first = next((vertex.id for vertex in draft.vertices if vertex.kind is VertexKind.HOST), "")
+        draft.note(first, f"{len(rest) - links} lines after the {links} links that the first line counts are passed over, as ns-3 does")
     return finish(draft)
 
 

@@ -1,6 +1,7 @@
-"""Output of ``ibnetdiscover``: the switches, channel adapters and cables of an InfiniBand draft.
+"""Output of ``ibnetdiscover``: the switches, channel adapters and cables of an InfiniBand fabric.
 
-A cable is known by its two ends (node guid and port number), never by the port's guid: two ports may share one.
+Two forms: nodes with their ports, and one line per port (``-p``). A cable is known by its two ends (node and port number), never by the
+port's guid: two ports may share one. Lines of ``-p`` have the guids of ports, so that ports of one adapter are known by its description.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ _EXT = r"(?:\s*\[ext [^\]]*\])?"
 _PORT = re.compile(
     rf'\[(\d+)\]{_EXT}(?:\(([0-9a-fA-F]+)\))?\s+"([SHR]-[0-9a-fA-F]+)"\s*\[(\d+)\]{_EXT}(?:\(([0-9a-fA-F]+)\))?\s*(?:#(.*))?$'
 )
+_KINDS = {"SW": "S", "CA": "H", "RT": "R"}
+_REPORT = re.compile(r"^[ \t]*(?:SW|CA|RT)[ \t]+\d+[ \t]+\d+[ \t]+0x[0-9a-fA-F]{4,16}[ \t]+(?:\d+x|\?\?)[ \t]+\S", re.MULTILINE)
+_REPORTED = re.compile(
+    r"(SW|CA|RT)\s+\d+\s+(\d+)\s+0x([0-9a-fA-F]+)\s+(\S+)\s+(\S+)"
+    r"(?:\s+-\s+(SW|CA|RT)\s+\d+\s+(\d+)\s+0x([0-9a-fA-F]+)\s+\(\s*'(.*)'\s+-\s+'(.*)'\s*\)|\s+(?!-\s).*)?$"
+)
 _SPEED = re.compile(r"\b(\d+)x(?:([A-Z]+\d*)|\S+)\s*(?:\(.*\))?$")
 _QUOTED = re.compile(r'"(.*)"')
 _ADAPTER = re.compile(r"(\S+)\s+((?:HCA-|mlx\d+_|mthca|hfi1_|qib|ib\w|roce\w|bnxt_re|irdma|efa_)\S*)$")
@@ -51,10 +58,15 @@ class _Nodes:
     own: dict[str, None] = field(default_factory=dict)
     cables: dict[tuple[_End, _End], float | None] = field(default_factory=dict)
 
+    def join(self, a: _End, b: _End, rate: float | None) -> None:
+        """A cable, or what its other end says of it: the lower rate counts."""
+        low, high = sorted((a, b))
+        self.cables[low, high] = min(filter(None, (self.cables.get((low, high)), rate)), default=None)
+
 
 def recognise(text: str) -> int:
     head = text[:HEAD]
-    return CERTAIN if _HEAD.search(head) else LIKELY if _TITLE.search(head) else NO
+    return CERTAIN if _HEAD.search(head) or _REPORT.search(head) else LIKELY if _TITLE.search(head) else NO
 
 
 def parse(text: str, source: str) -> Topology:
@@ -65,7 +77,7 @@ def parse(text: str, source: str) -> Topology:
     Raises:
         TopologyError: a line that is not as ibnetdiscover writes it, no cable, no adapter.
     """
-    nodes = _read(text, source)
+    nodes = _read_report(text, source) if _REPORT.search(text[:HEAD]) else _read(text, source)
     if not nodes.cables:
         raise TopologyError(
             f"{source}: not one cable (nodes: {len(nodes.own)}); expected lines such as"
@@ -122,12 +134,50 @@ def _cable(line: Line, body: str, here: str | None, nodes: _Nodes) -> None:
     peer, quoted, speed = match[3], _QUOTED.search(comment), _SPEED.search(comment[-40:])
     if peer not in nodes.own:
         nodes.said.setdefault(peer, quoted[1].strip() if quoted else "")
-    rate = None
-    if speed is not None and (speed[2] or "") in LANE and 0 < int(speed[1][:3]) <= 12:
-        rate = int(speed[1][:3]) * LANE[speed[2]] * 1e9 / 8
-    low, high = sorted([(here, int(match[1][:6])), (peer, int(match[4][:6]))])
-    known = nodes.cables.get((low, high))
-    nodes.cables[low, high] = min(filter(None, (known, rate)), default=None)
+    nodes.join((here, int(match[1][:6])), (peer, int(match[4][:6])), _rate(speed[1], speed[2] or "") if speed is not None else None)
+
+
+def _rate(width: str, speed: str) -> float | None:
+    """Bytes/s of payload for ``4`` and ``EDR``; None for what is not known."""
+    lanes = int(width[:3])
+    return lanes * LANE[speed] * 1e9 / 8 if speed in LANE and 0 < lanes <= 12 else None
+
+
+def _read_report(text: str, source: str) -> _Nodes:
+    """The form with a line per port: both ends of its cable, or none."""
+    nodes = _Nodes()
+    adapters: dict[str, list[tuple[str, dict[int, str]]]] = {}  # by description: nodes, each with the guids of its ports
+
+    def node(kind: str, guid: str, port: int, description: str) -> str:
+        key = f"{_KINDS[kind]}-{guid}"
+        if kind == "CA" and not _GENERIC.search(description):
+            same = adapters.setdefault(description, [])
+            known = next((entry for entry in same if entry[1].setdefault(port, guid) == guid), None)
+            if known is None:
+                same.append(known := (key, {port: guid}))
+            key = known[0]
+        nodes.own[key] = None
+        nodes.said.setdefault(key, description)
+        return key
+
+    for line in lines(text, source):
+        body = line.text.strip()
+        if not re.match(r"(SW|CA|RT)\s+\d", body):
+            continue
+        match = _REPORTED.match(body)
+        if match is None:
+            line.fail(
+                "a port", body, "a line such as CA 4 1 0xe41d2d0300000001 4x EDR - SW 1 7 0x248a0703008a8500 ( 'h1 mlx5_0' - 'leaf' )"
+            )
+        if match[6] is None:
+            continue
+        here, there = ((int(match[at][:6]), match[at + 1].lower()) for at in (2, 7))
+        ends = (
+            (node(match[1], here[1], here[0], match[9].strip()), here[0]),
+            (node(match[6], there[1], there[0], match[10].strip()), there[0]),
+        )
+        nodes.join(*ends, _rate(match[4][:-1], match[5]) if re.fullmatch(r"\d{1,3}x", match[4], re.ASCII) else None)
+    return nodes
 
 
 def _hosts(draft: Draft, nodes: _Nodes) -> dict[str, tuple[str, str]]:

@@ -31,6 +31,8 @@ class Device:
     nic: bool = False
     cpus: str | None = None
     numa: int | None = None
+    coherent: bool = False
+    """Whether its memory is a NUMA node of the host: a chip-to-chip link (Grace) makes it one."""
     attrs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -66,6 +68,7 @@ class Machine:
         nodes = self._numa_nodes()
         for numa, members in nodes:
             self._pcie(numa, members)
+            self._chip_to_chip(numa, [index for index in members if self.devices[index].coherent])
         self._contradictions([members for _, members in nodes])
         for a, b, rate, kind, attrs in self._direct:
             self.draft.link(self.vertices[a], self.vertices[b], rate, 2 * constants.NVLINK_LATENCY, kind, attrs=attrs)
@@ -155,6 +158,13 @@ class Machine:
                 hub = self._bridge(top) if len(group) > 1 or top != numa else top
                 for index in group:
                     self.draft.below(hub, self.vertices[index], _PCIE, DEFAULT)
+
+    def _chip_to_chip(self, numa: str, members: list[int]) -> None:
+        for index in members:
+            rate = constants.GRACE_C2C / len(members)
+            self.draft.link(self.vertices[index], numa, rate, constants.C2C_LATENCY, "c2c", attrs=DEFAULT)
+        if members:
+            self.note(f"memory of accelerators is a NUMA node: {constants.GRACE_C2C / 1e9:g} GB/s of NVLink-C2C per processor assumed")
 
     def _contradictions(self, nodes: list[list[int]]) -> None:
         """Notes pairs that the tree brings nearer than the matrix does (nearness that is not transitive makes no tree)."""

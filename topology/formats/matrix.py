@@ -33,6 +33,8 @@ class Row:
     rest: list[str]
     cpus: str | None = None
     numa: int | None = None
+    memory: int | None = None
+    """The NUMA node that the device's own memory is."""
 
 
 @dataclass
@@ -163,8 +165,10 @@ def _affinities(table: Table) -> None:
         for kind, word in zip(table.affinity, words, strict=False):
             if kind == "cpu" and _LIST.fullmatch(word):
                 row.cpus = word.rstrip(",")
-            elif kind == "numa" and re.fullmatch(r"\d{1,4}", word, re.ASCII):
-                row.numa = int(word)
+            elif kind == "numa" and (match := re.fullmatch(r"(\d{1,4})(?:[-,][\d,-]*)?", word, re.ASCII)):
+                row.numa = int(match[1])  # of several the first has CPUs; the others are memory of accelerators
+            elif kind == "other" and re.fullmatch(r"\d{1,4}", word, re.ASCII):
+                row.memory = int(word)
 
 
 def _joined(words: list[str]) -> list[str]:

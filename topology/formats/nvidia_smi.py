@@ -3,7 +3,8 @@
 The matrix does not say which GPUs these are. What one NVLink carries is inferred from how many a GPU has, and noted: 18 are an
 H100's (20.6 GB/s each, NCCL's figures), 7 to 12 an A100's (20), 4 between two alone a bridge of the 86 generation (12), 4 single ones among
 eight a P100's (18), else a V100's (20). More links than any GPU has (18), summed over its peers, can only be the same links counted once
-per peer: then they lead into an NVSwitch.
+per peer: then they lead into an NVSwitch. If the memory of GPUs is a NUMA node (GPU NUMA ID), they hang on a Grace processor by NVLink-C2C:
+18 links into a switch are then a GB200's (40.1).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def _island(machine: Machine, number: int, members: set[int], links: dict[tuple[
     total = max(sum(row) for row in lanes.values())
     switched = total > _MOST_NVLINKS
     sm = _generation(max(max(row) for row in lanes.values()) if switched else total, len(members), max(links.values()))
+    if sm == 90 and switched and all(machine.devices[index].coherent for index in members):
+        sm = 100
     rate = constants.nvlink(sm)
     machine.note(f"GPUs are not named in the matrix: NVLinks of sm{sm} assumed, {rate / 1e9:g} GB/s each")
     said = {"source": "default"}

@@ -44,6 +44,11 @@ _WHAT: tuple[tuple[str, Callable[[str], bool], str], ...] = (
         "how an ASTRA-sim system runs collectives, not what links its NPUs; give its network file",
     ),
     (
+        "HCCL rank table of old",
+        _has(r'"instance_list"\s*:'),
+        "an HCCL rank table of the form before 1.0 (group_list, instance_list), which HCCL no longer reads; give one with server_list",
+    ),
+    (
         "MSCCL algorithm",
         _has(r"<algo\b"),
         "a schedule in MSCCL's XML, not a topology; topoccl.algorithms.msccl.read_msccl reads it",

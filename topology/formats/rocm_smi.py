@@ -86,6 +86,8 @@ def xgmi_machine(
     """The machine whose pairs of GPUs are linked as ``kinds`` says (XGMI or something else), over ``hops``, at ``rates`` bytes/s."""
     pairs = [pair for pair, kind in kinds.items() if kind == "XGMI"]
     near = [pair for pair in pairs if hops.get(pair, 1) == 1] or pairs
+    if rates:  # the tools count one hop for every way over xGMI; only direct links have a bandwidth
+        near = [pair for pair in near if pair in rates]
     count = len(machine.devices)
     full = count == 8 and len(near) == count * (count - 1) // 2
     assumed = constants.xgmi("gfx942" if full else "gfx90a")

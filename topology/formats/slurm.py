@@ -1,4 +1,4 @@
-"""Slurm's ``topology.conf`` (tree and block plugins) and ``topology.yaml`` (slurm.schedmd.com, topology.conf(5), topology.yaml(5))."""
+"""Slurm's ``topology.conf`` (tree, block and ring) and ``topology.yaml`` (slurm.schedmd.com, topology.conf(5), topology.yaml(5))."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import PurePath
 from topoccl.topology.document import Cursor, read
 from topoccl.topology.formats.base import CERTAIN, NO, Format
 from topoccl.topology.formats.hostlist import expand
+from topoccl.topology.formats.slurm_grid import Grid
 from topoccl.topology.formats.support import HEAD, Line, lines, need, shown, word
 from topoccl.topology.formats.switch_tree import SwitchTree
 from topoccl.topology.graph import Topology, TopologyError
 
-_KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes")
+_KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName")
 _KNOWN = {key.lower(): key for key in _KEYS}
-_CONF = re.compile(r"^[ \t]*(switchname|blockname|blocksizes)[ \t]*=", re.IGNORECASE | re.MULTILINE)
+_CONF = re.compile(r"^[ \t]*(switchname|blockname|blocksizes|ringname)[ \t]*=", re.IGNORECASE | re.MULTILINE)
 _YAML = re.compile(r"^-[ \t]+[\"']?topology[\"']?[ \t]*:", re.MULTILINE)
-_KINDS = ("tree", "block", "flat")
+_KINDS = ("tree", "block", "ring", "torus3d", "flat")
+_KEYS_OF = {"SwitchName": _KEYS[:4], "BlockName": ("BlockName", "Nodes", "BlockSizes"), "RingName": ("RingName", "Nodes")}
 _CORE = "core"
 
 
@@ -26,20 +28,20 @@ def recognise_conf(text: str) -> int:
 
 
 def parse_conf(text: str, source: str) -> Topology:
-    """A tree of switches, or blocks on one assumed switch.
+    """A tree of switches, blocks on one assumed switch, or rings of hosts.
 
     Raises:
         TopologyError: a line that is not of ``KEY=VALUE`` pairs, an unknown key, a list of hosts that is none, both switches and
             blocks, a switch that is missing or below itself.
     """
-    tree = SwitchTree(source, PurePath(source).stem)
+    tree, grid = SwitchTree(source, PurePath(source).stem), Grid(source, PurePath(source).stem)
     kind = ""
     sizes: list[int] = []
     for line in _joined(text, source):
         given = _pairs(line)
         if "Include" in given:
             raise line.error(f"includes {given['Include']!r}; other files are not read: put its lines here")
-        this = "BlockName" if "BlockName" in given or "BlockSizes" in given else "SwitchName"
+        this = "BlockName" if "BlockName" in given or "BlockSizes" in given else "RingName" if "RingName" in given else "SwitchName"
         if kind and this != kind:
             raise line.error(f"{this} in a file that began with {kind}; expected one kind of topology")
         kind = this
@@ -52,17 +54,23 @@ def parse_conf(text: str, source: str) -> Topology:
         name = given[this]
         if not re.fullmatch(r"[^\s\[\],=]+", name):
             line.fail(this, name, "one name")
-        wrong = [key for key in given if key not in (("BlockName", "Nodes", "BlockSizes") if kind == "BlockName" else _KEYS[:4])]
+        wrong = [key for key in given if key not in _KEYS_OF[kind]]
         if wrong:
             raise line.error(f"key {wrong[0]} does not go with {kind}")
+        hosts = _hosts(given["Nodes"], line) if "Nodes" in given else []
+        if kind == "RingName":
+            grid.ring(name, hosts, line.error)
+            continue
         attrs = {"link_speed": given["LinkSpeed"]} if "LinkSpeed" in given else {}
         tree.switch(
             name,
             line.error,
             children=expand(given["Switches"], line.error) if "Switches" in given else (),
-            hosts=_hosts(given["Nodes"], line) if "Nodes" in given else (),
+            hosts=hosts,
             attrs=attrs if kind == "SwitchName" else {"block_sizes": sizes} if sizes else {},
         )
+    if kind == "RingName":
+        return grid.build()
     if kind == "BlockName":
         tree.join(_CORE)
     return tree.build()
@@ -137,10 +145,12 @@ def parse_yaml(text: str, source: str) -> Topology:
     kind = kinds[0]
     if kind == "flat":
         raise given[kind].error(f"topology {name!r} is flat: it names no hosts, only that all are alike")
-    tree = SwitchTree(source, name)
-    if len(entries) > 1:
-        tree.notes.append(f"topology {name!r} is one of {len(entries)} in the file; the others are left out")
+    others = [f"topology {name!r} is one of {len(entries)} in the file; the others are left out"] if len(entries) > 1 else []
     inner = given[kind].entries()
+    if kind in ("ring", "torus3d"):
+        return _grid(Grid(source, name), kind, inner, given[kind], others)
+    tree = SwitchTree(source, name)
+    tree.notes += others
     key, unit = ("switches", "switch") if kind == "tree" else ("blocks", "block")
     for item in need(inner, key, given[kind]).items():
         one = item.entries()
@@ -156,11 +166,22 @@ def parse_yaml(text: str, source: str) -> Topology:
     return tree.build()
 
 
+def _grid(grid: Grid, kind: str, inner: dict[str, Cursor], at: Cursor, notes: list[str]) -> Topology:
+    grid.notes += notes
+    for item in need(inner, "rings" if kind == "ring" else "toruses", at).items():
+        if kind == "torus3d":
+            grid.torus(item, _expand)
+        else:
+            one = item.entries()
+            grid.ring(word(need(one, "ring", item), "the name of a ring"), _expand(need(one, "nodes", item)), item.error)
+    return grid.build()
+
+
 def _expand(at: Cursor) -> list[str]:
     if at.is_list:
         return [name for item in at.items() for name in expand(word(item, "a list of hosts"), item.error)]
     return expand(word(at, "a list of hosts such as n[1-4]"), at.error)
 
 
-CONF = Format("slurm-conf", "Slurm's topology.conf, tree or block", recognise_conf, parse_conf)
+CONF = Format("slurm-conf", "Slurm's topology.conf: tree, block or ring", recognise_conf, parse_conf)
 YAML = Format("slurm-yaml", "Slurm's topology.yaml", recognise_yaml, parse_yaml)

@@ -85,7 +85,8 @@ def _device(tool: Tool, label: re.Pattern[str], table: Table, name: str, names: 
     row = table.rows.get(name)
     cpus, numa = (row.cpus, row.numa) if row else (None, None)
     if label.fullmatch(name):
-        return Device(name.lower(), cpus=cpus, numa=numa, attrs={"accelerator": tool.accelerator})
+        coherent = row is not None and row.memory is not None
+        return Device(name.lower(), cpus=cpus, numa=numa, coherent=coherent, attrs={"accelerator": tool.accelerator})
     return Device(names.get(name, name), nic=True, cpus=cpus, numa=numa, attrs={"label": name} if name in names else {})
 
 
