@@ -27,6 +27,8 @@ COMMANDS = (
     Command("topo", "show the fabric: discovered, read from a file, or generated"),
     Command("doctor", "report what is wrong with this host, with a job's hosts, or with a description of a fabric"),
     Command("explain", "show every candidate for a collective, its predicted time, and why one is chosen"),
+    Command("bound", "print the least time that a collective takes on a fabric, and the cut that proves it"),
+    Command("check", "prove a schedule in MSCCL's XML right or wrong, and say how far from optimal it is"),
     Command("bench", "time a collective under mpirun, in the manner of nccl-tests"),
     Command("probe", "measure the network between the ranks of a job, write its topology"),
     Command("lab", "run a command on a virtual cluster of network namespaces"),

@@ -50,13 +50,18 @@ class Certificate:
         """The largest rate that divides the rate of every link, bytes/s."""
         return unit_of(link.bandwidth for link in self.topology.links)
 
+    @property
+    def per_block(self) -> bool:
+        """Whether the collective has one block per rank."""
+        return self.collective in _BLOCKS
+
     def inverse_throughput(self, unit: Fraction | None = None) -> Fraction:
         """Seconds for one unit of data at links measured in ``unit`` bytes/s: ``1/x*`` of ForestColl.
 
         For collectives with one block per rank (all_gather, reduce_scatter, gather, scatter, all_to_all) the data is one block,
         else the whole vector.
         """
-        blocks = self.topology.num_ranks if self.collective in _BLOCKS else 1
+        blocks = self.topology.num_ranks if self.per_block else 1
         return self.seconds_per_byte * blocks * (self.unit if unit is None else unit)
 
     @property
@@ -69,7 +74,7 @@ class Certificate:
         rate = format_rate(float(cut.share / self.seconds_per_byte))
         if cut.together:
             times = f"{float(cut.share):.4g} bytes for each byte of a call"
-            return f"{cut.together} together must {'receive' if cut.inward else 'send'} {times} over {names}: {rate}"
+            return f"{cut.together} {times} over {names}: {rate}"
         return f"{format_ranks(cut.ranks)} can only be {'reached' if cut.inward else 'heard'} over {names}: {rate}"
 
     def as_dict(self, unit: Fraction | None = None) -> dict[str, Any]:
@@ -128,9 +133,9 @@ def certificate(topology: Topology, collective: str, root: int | None = None, *,
         if found is not None:
             network, exchange = found
             searched = len(network.ranks) == topology.num_ranks
-            exact = 1 / (exchange.rate * network.unit)
-            if exact > seconds or (exact == seconds and cut.together):
-                seconds, cut = exact, _cut_of(topology, network, exchange)
+            exact, proof = 1 / (exchange.rate * network.unit), _cut_of(topology, network, exchange)
+            if exact > seconds or (exact == seconds and cut.together and not proof.together):
+                seconds, cut = exact, proof
     elif search and collective != "all_to_all":
         network = network_of(topology)
         sources = [network.ranks[root]] if root is not None and collective in ("broadcast", "reduce") else network.ranks
@@ -190,8 +195,8 @@ def _cut_of(topology: Topology, network: Network, exchange: Exchange) -> Cut:
         links |= dict.fromkeys(_links(topology, network, [arc]), weight)
     everybody = tuple(range(topology.num_ranks))
     equal = set(weights) == {1}
-    return Cut(1 / top, tuple(links), everybody, True, "all ranks" if equal else "all ranks, counting links by their weights,",
-               () if equal else tuple(links.values()))  # fmt: skip
+    together = "all ranks together must pass" if equal else "all ranks together must pass, counting links by their weights,"
+    return Cut(1 / top, tuple(links), everybody, True, together, () if equal else tuple(links.values()))
 
 
 def _links(topology: Topology, network: Network, arcs: Iterable[int]) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class Cut:
         links: indices into ``topology.links``.
         ranks: the ranks on one side, that can only be reached over the links (``inward``), or only be heard over them.
         inward: whether the data goes towards these ranks.
-        together: empty for one cut; for a sum over several parties what they are, in words.
+        together: empty for one cut; for a sum over several parties, who must do what, in words.
         weights: how often each link's bandwidth counts; empty when all count once.
     """
 
@@ -77,11 +77,13 @@ def claims(topology: Topology, collective: str, root: int | None) -> Iterator[Cu
     if len(set(hosts)) > 1:
         arriving, leaving = _borders(topology, {v: owner(topology, v) for v in topology.vertices}, set(hosts))
         share = _receipts(topology, collective, root, hosts)
-        yield Cut(share, _union(arriving), everybody, True, "all hosts")
-        yield Cut(share, _union(leaving), everybody, False, "all hosts")
+        yield Cut(share, _union(arriving), everybody, True, "all hosts together must receive")
+        yield Cut(share, _union(leaving), everybody, False, "all hosts together must send")
     if topology.num_ranks <= _MOST_PARTIES:
         arriving, _ = _borders(topology, {v: v for v in topology.vertices}, set(topology.slots))
-        yield Cut(_receipts(topology, collective, root, topology.slots), _union(arriving), everybody, True, "all ranks")
+        yield Cut(
+            _receipts(topology, collective, root, topology.slots), _union(arriving), everybody, True, "all ranks together must receive"
+        )
 
 
 def _cut_bytes(collective: str, p: int, k: int, root_inside: bool) -> tuple[Fraction, Fraction]:
