@@ -5,6 +5,7 @@ Moving needs no more than the bytes; reductions use the carrier where NumPy know
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
+_Memory = ctypes.c_char * (1 << 62)  # memory from an address on; arrays made of it know their own size
 
 # torch dtypes that NumPy has no type for, or reduces slowly and without float32 accumulation: carried as integers.
 _CARRIED = {"float16": "int16", "bfloat16": "int16", "float8": "int8", "complex32": "int32"}
@@ -55,6 +57,7 @@ class DType:
 
 _known: dict[Any, DType] = {}  # by torch or NumPy dtype
 _by_name: dict[str, DType] = {}
+_plain: set[type] = set()  # kinds of tensors that have passed _check_kind
 
 
 def _carrier(name: str) -> str:
@@ -92,16 +95,32 @@ def flat(data: Any, dtype: DType) -> Array:
     if isinstance(data, np.ndarray):
         view = (data if type(data) is np.ndarray else np.asarray(data)).reshape(-1)  # np.matrix would never be flat
         return view if dtype.native else view.view(dtype.carrier)
+    # Not tensor.numpy(), which makes the tensor's storage unresizable for ever: FSDP resizes what it has sent.
     try:
-        tensor = data.detach()
-        if not dtype.native:
-            import torch
-
-            tensor = tensor.view(getattr(torch, dtype.carrier.name))
-        result: Array = tensor.numpy()
+        count = data.numel()
+        if not count:
+            return np.empty(0, dtype.carrier)
+        if type(data) not in _plain:
+            _check_kind(type(data))
+        if not data.is_cpu:
+            raise TypeError(f"it is on device {data.device}")
+        if data.is_conj() or data.is_neg():
+            raise TypeError("its elements are yet to be conjugated or negated; call resolve_conj() or resolve_neg()")
+        memory: Any = _Memory.from_address(data.data_ptr())
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"this tensor of {dtype.name} cannot be sent: {str(error).splitlines()[0]}") from None
-    return result if result.ndim == 1 else result.reshape(-1)
+    memory.owner = data  # the array keeps the tensor alive
+    result: Array = np.ndarray(count, dtype.carrier, memory)
+    return result
+
+
+def _check_kind(kind: type) -> None:
+    """Raises TypeError for a kind of tensors that only stand for others and have no elements of their own, as torch.compile's."""
+    import torch
+
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        raise TypeError(f"a {kind.__name__} has no memory of its own")
+    _plain.add(kind)
 
 
 def is_contiguous(data: Any) -> bool:
