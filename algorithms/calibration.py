@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 TRANSPORTS = ("mpi", "gloo", "memory")
 """The transports that have a profile of their own; ``ideal`` is the profile without any overhead."""
 
+PULL_FROM = 1 << 20
+"""Bytes of a chunk below which nobody reads another process's memory: then two copies through shared memory stay in cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Medium:
@@ -26,6 +29,8 @@ class Medium:
             from 0.5 (as if they took turns) to 1.
         efficiency: payload bytes per byte on the wire.
         room: bytes of messages that one rank can have under way in one segment; longer calls run in more segments.
+        pull_bandwidth: bytes/s at which a rank reads another one's buffers without a copy in between; 0 where it cannot.
+        pull_overhead: seconds of the receiver's processor for each such read.
     """
 
     send_overhead: float = 0.0
@@ -34,12 +39,14 @@ class Medium:
     both_ways: float = 1.0
     efficiency: float = 1.0
     room: float = math.inf
+    pull_bandwidth: float = 0.0
+    pull_overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("send_overhead", "recv_overhead"):
+        for name in ("send_overhead", "recv_overhead", "pull_bandwidth", "pull_overhead"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value!r}; expected seconds, not negative")
+                raise ValueError(f"{name} is {value!r}; expected a finite number, not negative")
         if not 0.5 <= self.both_ways <= 1:
             raise ValueError(f"both_ways is {self.both_ways!r}; expected a share from 0.5 to 1")
         if not 0 < self.efficiency <= 1:
@@ -80,6 +87,17 @@ class Profile:
         if self.min_segment < 1 or self.max_segments < 1:
             raise ValueError(f"min_segment {self.min_segment!r} and max_segments {self.max_segments!r}: expected positive numbers")
 
+    def on_hosts(self, crowd: float, *, attach: bool) -> Profile:
+        """The same transport when ``crowd`` ranks share a core, and ranks of a host can read each other's memory or not."""
+        local = replace(
+            self.local,
+            send_overhead=self.local.send_overhead * crowd,
+            recv_overhead=self.local.recv_overhead * crowd,
+            pull_bandwidth=self.local.pull_bandwidth / crowd if attach else 0.0,
+            pull_overhead=self.local.pull_overhead * crowd,
+        )
+        return replace(self, local=local, copy_bandwidth=self.copy_bandwidth / crowd, reduce_bandwidth=self.reduce_bandwidth / crowd)
+
     def without_shared_memory(self) -> Profile:
         """The same transport when ranks of one host talk through it too (``TOPOCCL_SHM=0``)."""
         return replace(self, name=f"{self.name}, no shared memory", local=self.network)
@@ -91,7 +109,7 @@ IDEAL = Profile("ideal")
 # Typical of two cores of a small x86 server: one message through shared memory costs Python one or two microseconds on each side,
 # one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
-_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=1 << 20)
+_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=1 << 20, pull_bandwidth=8e9, pull_overhead=3e-6)
 _PROFILES = {
     "mpi": Profile(
         "mpi",

@@ -71,6 +71,7 @@ class Choice:
     mean_size: bool = False
     topology: str = ""
     profile: str = ""
+    pulls: bool = False
 
     @property
     def measured(self) -> bool:
@@ -97,6 +98,7 @@ class Choice:
             "ranks": self.schedule.spec.ranks,
             "choice": self.algorithm,
             "segments": self.segments,
+            "pulls": self.pulls,
             "seconds": self.seconds,
             "reason": self.reason,
             "candidates": [
@@ -140,6 +142,7 @@ def format_choice(choice: Choice) -> str:
 def heading(choice: Choice) -> str:
     """One line: what, how fast, why."""
     segments = f" in {choice.segments} segments" if choice.segments > 1 else ""
+    segments += ", read from the senders' buffers" if choice.pulls else ""
     ranks = choice.schedule.spec.ranks
     how = MEASURED if choice.measured else "predicted"
     what = f"{choice.collective} of {format_size(choice.nbytes)} bytes among {ranks} rank{'s' if ranks > 1 else ''}"

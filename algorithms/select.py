@@ -123,6 +123,7 @@ def select(
         algorithm=winner,
         schedule=models[winner].schedule,
         segments=best.segments,
+        pulls=best.pulls,
         seconds=best.seconds,
         bound_seconds=bound.seconds,
         bound=bound.description,

@@ -64,9 +64,10 @@ class Communicator:
         self.logger = logger
         self._arena = neighbours.arena
         self._cpus = neighbours.cpus
-        waiter = Waiter(self._arena.flags, neighbours.crowded(self.rank)) if self._arena is not None else None
+        self._crowd = neighbours.crowd
+        waiter = Waiter(self._arena.flags, neighbours.load(self.rank) > 1) if self._arena is not None else None
         self._runner = Runner(transport, waiter)
-        self._planner = Planner(transport, selector, neighbours.hosts, self._arena, neighbours.member, self._announce)
+        self._planner = Planner(transport, selector, neighbours, self._announce)
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
@@ -217,7 +218,7 @@ class Communicator:
             raise ConfigError(f"subgroup {members}: expected different ranks below {self.size}, rank {self.rank} among them")
         transport = self.transport.subgroup(members, group)
         claims, cpus = [self.hosts[r] for r in members], [self._cpus[r] for r in members]
-        neighbours = meet(transport, claims, cpus, limit, share=self.config.shm)
+        neighbours = meet(transport, claims, cpus, limit, share=self.config.shm, attach=self.config.attach, least=self._crowd)
         topology = self.topology.place(members)
         selector = self._planner.selector.for_topology(topology)
         return Communicator(transport, topology, neighbours, self.config, self.logger, selector, name or f"group {group}", limit)

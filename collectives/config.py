@@ -201,6 +201,13 @@ class Config:
     shm: bool = _option(
         True, _switch, "Whether ranks of one host talk through shared memory.", "`1`, `0`", show=lambda value: "1" if value else "0"
     )
+    attach: bool = _option(
+        True,
+        _switch,
+        "Whether ranks of one host read long messages from each other's buffers, where the system allows it (cross-memory attach).",
+        "`1`, `0`",
+        show=lambda value: "1" if value else "0",
+    )
     conf_file: str = _option(
         "", _path, "The configuration file.", "a file name; empty means `~/.topoccl.conf`, where that exists", agree=False
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from topoccl.collectives.bootstrap import exchange_or_raise
 from topoccl.collectives.errors import TopocclError
 from topoccl.collectives.executor import arena as arenas
+from topoccl.collectives.executor.reach import Door, Reach, opens
 from topoccl.collectives.transports.base import Transport
 from topoccl.topology.graph import Topology, TopologyError
 
@@ -22,20 +23,32 @@ class Neighbours:
         arena: their shared memory; None for a rank that is alone or does without.
         member: each of these ranks' place in the arena.
         cpus: the CPUs that each rank of the group may run on.
+        reach: reads these ranks' own memory; None unless every rank of the group can do that with all that share its arena.
+        least: how many ranks share a core at least, as is known of a larger group.
     """
 
     hosts: tuple[str, ...]
     arena: arenas.Arena | None
     member: dict[int, int]
     cpus: tuple[frozenset[int], ...]
+    reach: Reach | None = None
+    least: float = 1.0
 
-    def crowded(self, rank: int) -> bool:
-        """Whether the ranks on ``rank``'s host have fewer cores than there are of them."""
+    def load(self, rank: int) -> float:
+        """How many ranks share a core on ``rank``'s host, at least 1."""
         together = [cpus for host, cpus in zip(self.hosts, self.cpus, strict=True) if host == self.hosts[rank]]
-        return len(together) > len(frozenset().union(*together))
+        return max(self.least, len(together) / max(len(frozenset().union(*together)), 1))
+
+    @property
+    def crowd(self) -> float:
+        """``load`` of the fullest host."""
+        return max(self.load(self.hosts.index(host)) for host in set(self.hosts))
 
 
-def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[int]], timeout: float, *, share: bool = True) -> Neighbours:
+def meet(
+    transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[int]], timeout: float, *, share: bool = True, attach: bool = True,
+    least: float = 1.0,
+) -> Neighbours:  # fmt: skip
     """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
 
     For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and
@@ -47,12 +60,15 @@ def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[i
         cpus: the CPUs that each rank may run on.
         timeout: seconds.
         share: False believes the claims and uses no shared memory.
+        attach: False does not try to read other ranks' own memory.
+        least: of the larger group that this one is part of.
     """
     if not share:
-        return Neighbours(tuple(claims), None, {}, tuple(cpus))
+        return Neighbours(tuple(claims), None, {}, tuple(cpus), None, least)
     hosts: list[str | None] = [None] * transport.size
     mine: arenas.Arena | None = None
     member: dict[int, int] = {}
+    door = Door()
     while True:
         groups: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
@@ -91,7 +107,16 @@ def meet(transport: Transport, claims: Sequence[str], cpus: Sequence[frozenset[i
             if transport.rank in together and len(together) > 1:
                 mine = opened
                 member = {r: i for i, r in enumerate(ranks) if joined[r]}
-    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus))
+    reach = _reach(transport, door, mine, member, timeout) if attach and len(set(hosts)) < transport.size else None
+    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus), reach, least)
+
+
+def _reach(transport: Transport, door: Door, arena: arenas.Arena | None, member: dict[int, int], timeout: float) -> Reach | None:
+    """Lets all ranks try to read their neighbours' memory."""
+    offers = exchange_or_raise(transport, door.offer, timeout)
+    mine = all(opens(offers[rank]) for rank in member if rank != transport.rank)
+    everyone = all(exchange_or_raise(transport, mine, timeout))
+    return Reach({rank: offers[rank][0] for rank in member if rank != transport.rank}) if everyone and arena is not None else None
 
 
 def _lacking(ranks: int, error: OSError) -> TopocclError:

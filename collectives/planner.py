@@ -13,7 +13,7 @@ from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.bootstrap import agree
 from topoccl.collectives.errors import MismatchError
-from topoccl.collectives.executor.arena import Arena, area_bytes
+from topoccl.collectives.executor.arena import area_bytes
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
@@ -22,6 +22,7 @@ from topoccl.collectives.executor.wiring import Wiring
 
 if TYPE_CHECKING:
     from topoccl.algorithms.select import Choice, Selector
+    from topoccl.collectives.hosts import Neighbours
     from topoccl.collectives.transports.base import Transport
 
 PLANS = 256  # plans kept per group
@@ -62,23 +63,19 @@ class Planner:
     Args:
         transport: carries rank 0's choice to the others.
         selector: chooses; only rank 0's is used.
-        hosts: the verified host of each rank.
-        arena: this rank's shared memory and who is in it.
+        neighbours: who shares this rank's memory, and how.
         announce: told of each new choice.
     """
 
-    def __init__(
-        self, transport: Transport, selector: Selector, hosts: Sequence[str], arena: Arena | None, member: dict[int, int],
-        announce: Callable[[Choice], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, transport: Transport, selector: Selector, neighbours: Neighbours, announce: Callable[[Choice], None]) -> None:
         self.transport = transport
         self.selector = selector
         self.announce = announce
-        self.site = Site(transport.rank, arena, member)
+        self.site = Site(transport.rank, neighbours.arena, neighbours.member, neighbours.reach)
         self._shared: list[tuple[int, ...]] = []
-        if arena is not None:
+        if neighbours.arena is not None:
             together: dict[str, list[int]] = {}
-            for rank, host in enumerate(hosts):
+            for rank, host in enumerate(neighbours.hosts):
                 together.setdefault(host, []).append(rank)
             self._shared = [tuple(ranks) for ranks in together.values() if len(ranks) > 1]
         self._agreed: dict[Hashable, Agreed] = {}
@@ -126,16 +123,19 @@ class Planner:
         segments = agreed.choice.segments
         if schedule.needs_equal_chunks:
             segments = 1
+        mine = next(w for w in wirings if self.site.rank in w.local or not w.local)
+        pulls = agreed.choice.pulls and self.site.reach is not None and len(mine.local) == spec.ranks
+        if pulls:
+            segments, wirings = 1, []
         for wiring in wirings:
             area = area_bytes(len(wiring.local))
             segments = least_segments(schedule, wiring, block_elems, dtype.itemsize, area, segments)
-        mine = next(w for w in wirings if self.site.rank in w.local or not w.local)
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place
         site = self.site  # not self: a cycle would keep the shared memory of closed groups
 
         def make(parity: int) -> Program:
-            return lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping)
+            return lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping, pulls)
 
         plan = self._plans[key] = Plan(agreed, segments, make)
         if len(self._plans) > PLANS:

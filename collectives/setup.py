@@ -72,9 +72,11 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.shm and (reason := supported()):
         logger.warn_once("shm", Subsystem.SHM, "shared memory is not used: %s", reason)
     neighbours, topology = seen.neighbours, seen.topology
+    if config.attach and neighbours.arena is not None and neighbours.reach is None:
+        logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)
     rules = config.algo_rules(known_names())
-    profile = default_profile(transport.name)
+    profile = default_profile(transport.name).on_hosts(neighbours.crowd, attach=neighbours.reach is not None)
     tuning = seen.tuning
     if tuning is not None and (mismatch := tuning.mismatch(topology)):
         if transport.rank == 0:
@@ -140,7 +142,7 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
     check_agreement([agreement for agreement, *_ in told])
     everyone, claims = tuple(row[1] for row in told), tuple(row[2] for row in told)
     share = all(row[4] for row in told)
-    neighbours = meet(transport, claims, [frozenset(facts.affinity) for facts in everyone], timeout, share=share)
+    neighbours = meet(transport, claims, [frozenset(facts.affinity) for facts in everyone], timeout, share=share, attach=config.attach)
     described = told[0][3]
     if described is not None:
         described = seat(described, [facts.hostname for facts in everyone])

@@ -167,11 +167,12 @@ class Lowering:
         return result
 
 
-def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Routes | None = None) -> Lowering:
+def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Routes | None = None, *, pulls: bool = False) -> Lowering:
     """Lowers ``schedule`` for ranks that sit on ``topology.slots`` in order.
 
     Args:
         routes: the routes of ``topology``, when the caller has them already.
+        pulls: receivers read what is sent straight from the senders' buffers; for ranks of one host.
 
     Raises:
         ValueError: another number of ranks, or a stream whose sends and receives do not pair up.
@@ -183,9 +184,9 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     paths = tuple(tuple(find.path(src, dst, rail)) if src != dst else () for src, dst, rail in ends)
     host = topology.host_of_rank
     media = tuple(profile.local if host[src] == host[dst] else profile.network for src, dst, _ in ends)
-    cpu, work = _local_work(schedule, messages, media, profile)
+    cpu, work = _local_work(schedule, messages, media, profile, pulls)
     table = _ClassTable([link.bandwidth for link in topology.links], profile.copy_bandwidth, topology.num_ranks)
-    of_route = table.add_routes(ends, paths, media, host)
+    of_route = np.full(len(ends), table.add((), 1.0)) if pulls else table.add_routes(ends, paths, media, host)
     memory_class = tuple(table.add((len(topology.links) + rank,), 1.0) for rank in range(topology.num_ranks))
     flow_step, flow_class, flow_of_message = _flows(messages, media, of_route, table)
     return Lowering(
@@ -235,7 +236,7 @@ def _pair(schedule: Schedule) -> tuple[Messages, tuple[tuple[int, int, int], ...
     return Messages(sender, partner, route.reshape(-1)), ends
 
 
-def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium], profile: Profile) -> tuple[Floats, Floats]:
+def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium], profile: Profile, pulls: bool) -> tuple[Floats, Floats]:
     """``cpu`` and ``work`` of :class:`Lowering`."""
     n = schedule.num_steps
     operand_step = np.repeat(np.arange(n), np.diff(schedule.operand_ptr))
@@ -247,15 +248,20 @@ def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium],
         received, sent = (np.bincount(steps[mine], minlength=n) for steps in (messages.receiver, messages.sender))
         # One copy into shared memory and one flag serve all who read it.
         cpu += medium.recv_overhead * received + medium.send_overhead * (np.minimum(sent, 1) if medium.staged else sent)
+        cpu += medium.pull_overhead * received if pulls else 0.0
         if medium.staged:
             copied_out |= received > 0
     if math.isinf(profile.copy_bandwidth):
         return cpu, np.zeros(n)
-    from_peer = np.bincount(operand_step, weights=schedule.operand_buf == Buf.PEER, minlength=n) > 0
-    copies = (operands == 1) & has_dst & (~from_peer | copied_out)
+    messages_in = np.bincount(operand_step, weights=schedule.operand_buf == Buf.PEER, minlength=n)
+    from_peer = messages_in > 0
+    copies = (operands == 1) & has_dst & (~from_peer | copied_out & (not pulls))
+    if schedule.spec.collective == "broadcast":  # callers have one buffer: what the root copies lies there already
+        copies &= from_peer
+    reads = messages_in * (profile.copy_bandwidth / profile.local.pull_bandwidth) if pulls else 0.0
     # A fold of k operands reads k and writes one; the rate is stated for two operands.
     folds = np.where(operands >= 2, (operands + 1) / 3, 0.0)
-    return cpu, copies + folds * (profile.copy_bandwidth / profile.reduce_bandwidth)
+    return cpu, copies + reads + folds * (profile.copy_bandwidth / profile.reduce_bandwidth)
 
 
 class _ClassTable:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from topoccl.algorithms.calibration import IDEAL, Profile
+from topoccl.algorithms.calibration import IDEAL, PULL_FROM, Profile
 from topoccl.algorithms.cost.events import Simulator
-from topoccl.algorithms.cost.lowering import Floats, lower
+from topoccl.algorithms.cost.lowering import Floats, Lowering, lower
 from topoccl.algorithms.cost.wavefront import Wavefront
+from topoccl.algorithms.hazards import pullable
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
@@ -49,6 +50,7 @@ class Prediction:
             ranks through shared memory counts once on a link that they share.
         bottleneck_link: the link that its bytes keep busy longest, None when no link is used.
         bottleneck_seconds: for how long.
+        pulls: whether receivers read straight from the senders' buffers, which needs no copies into shared memory and no segments.
     """
 
     seconds: float
@@ -59,6 +61,7 @@ class Prediction:
     bytes_by_link: dict[int, float]
     bottleneck_link: int | None
     bottleneck_seconds: float
+    pulls: bool = False
 
 
 def block_bytes(spec: CollectiveSpec, nbytes: float) -> float:
@@ -67,6 +70,38 @@ def block_bytes(spec: CollectiveSpec, nbytes: float) -> float:
     if spec.root is not None:
         per_call = max(per_call, len(spec.input_blocks(spec.root)), len(spec.output_blocks(spec.root)))
     return nbytes / per_call
+
+
+class _View:
+    """A lowered schedule and the ways to predict it."""
+
+    def __init__(self, low: Lowering) -> None:
+        self.low = low
+        self.wavefront = Wavefront(low)
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        return Simulator(self.low)
+
+    @property
+    def mode(self) -> Mode:
+        return "flow" if len(self.low.messages) <= FLOW_LIMIT and self.wavefront.width <= FLOW_WIDTH else "wavefront"
+
+    def seconds(self, part: Floats, segments: int, steps: int) -> float:
+        """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.
+
+        ``k`` is such that about ``steps`` steps are simulated. The slope is a mean, since with shared links segments do not finish
+        evenly; and never less than the pace of the busiest resource, which the first segments, filling an empty pipeline, may hide.
+        """
+        if self.mode == "wavefront":
+            return self.wavefront.seconds(part, segments)
+        n = self.low.schedule.num_steps
+        k = max(steps // max(1, n), 4 if n <= steps else 2) // 2 * 2
+        if segments <= k:
+            return self.simulator.run(part, segments)
+        now, before = self.simulator.run(part, k), self.simulator.run(part, k // 2)
+        slope = max(2 * (now - before) / k, self.wavefront.pace(part))
+        return now + (segments - k) * slope
 
 
 class CostModel:
@@ -86,24 +121,40 @@ class CostModel:
         self.schedule = schedule
         self.topology = topology
         self.profile = profile
-        self._low = lower(schedule, topology, profile, routes)
-        self._wavefront = Wavefront(self._low)
-
-    @cached_property
-    def _simulator(self) -> Simulator:
-        return Simulator(self._low)
+        self._routes = routes
+        self._staged = _View(lower(schedule, topology, profile, routes))
+        self._low, self._wavefront = self._staged.low, self._staged.wavefront
 
     @property
     def mode(self) -> Mode:
         """How this schedule is predicted."""
-        return "flow" if len(self._low.messages) <= FLOW_LIMIT and self._wavefront.width <= FLOW_WIDTH else "wavefront"
+        return self._staged.mode
+
+    @cached_property
+    def _pulled(self) -> _View | None:
+        """The schedule when receivers read straight from the senders' buffers; None where they cannot."""
+        here = self.profile.local.pull_bandwidth > 0 and len(self.topology.ranks_by_host) == 1 and len(self._low.messages) > 0
+        if not here or not pullable(self.schedule):
+            return None
+        return _View(lower(self.schedule, self.topology, self.profile, self._routes, pulls=True))
+
+    def _pulled_for(self, block: float | Sequence[float]) -> _View | None:
+        return self._pulled if float(np.mean(block)) / self.schedule.chunks >= PULL_FROM else None
+
+    def pulled(self, block: float | Sequence[float]) -> Prediction | None:
+        """The prediction when receivers read straight from the senders' buffers, in one segment; None where that is not done."""
+        view = self._pulled_for(block)
+        if view is None:
+            return None
+        whole = self._low.step_bytes(block)
+        return replace(self._prediction(whole, 1, view.seconds(whole, 1, SIMULATED_STEPS)), mode=view.mode, pulls=True)
 
     def predict(self, block: float | Sequence[float], segments: int = 1) -> Prediction:
         """The prediction for blocks of ``block`` bytes (one number, or one for each block), cut into ``segments`` segments."""
         if segments < 1:
             raise ValueError(f"{self.schedule.label}: {segments} segments; expected at least 1")
         whole = self._low.step_bytes(block)
-        return self._prediction(whole, segments, self._seconds(whole / segments, segments, SIMULATED_STEPS))
+        return self._prediction(whole, segments, self._staged.seconds(whole / segments, segments, SIMULATED_STEPS))
 
     def _prediction(self, whole: Floats, segments: int, seconds: float) -> Prediction:
         low, links = self._low, self.topology.links
@@ -129,7 +180,9 @@ class CostModel:
 
     def least(self, block: float | Sequence[float]) -> float:
         """Seconds that no number of segments undercuts."""
-        return min(self.floor(block, segments) for segments in self.ladder(block))
+        view = self._pulled_for(block)
+        pulled = math.inf if view is None else view.wavefront.floor(self._low.step_bytes(block), 1)
+        return min(pulled, *(self.floor(block, segments) for segments in self.ladder(block)))
 
     def ladder(self, block: float | Sequence[float]) -> tuple[int, ...]:
         """The numbers of segments worth trying, powers of two.
@@ -146,7 +199,7 @@ class CostModel:
         return tuple(steps)
 
     def choose_segments(self, block: float | Sequence[float], hopeless: float = math.inf) -> Prediction:
-        """The prediction with the best number of segments of the ladder.
+        """The prediction with the best number of segments of the ladder, or without staging where that is better.
 
         Found coarse to fine: every other step of the ladder (for many messages only the best by levels), then the
         neighbours of the best, then the two best in full. What cannot be better by its floor is skipped. Of two that are nearly equal
@@ -155,6 +208,13 @@ class CostModel:
         Args:
             hopeless: when the search finds nothing below so many seconds, its rough result will do.
         """
+        pulled = self.pulled(block)
+        if pulled is None:
+            return self._best_segments(block, hopeless)
+        staged = self._best_segments(block, min(hopeless, pulled.seconds))
+        return pulled if pulled.seconds <= staged.seconds else staged
+
+    def _best_segments(self, block: float | Sequence[float], hopeless: float) -> Prediction:
         whole = self._low.step_bytes(block)
         ladder = self.ladder(block)
         found: dict[int, float] = {}
@@ -167,7 +227,7 @@ class CostModel:
                 part = whole / segments
                 if segments in found or (found and self._wavefront.floor(part, segments) * (1 + SEGMENT_GAIN) >= found[best()]):
                     continue
-                found[segments] = self._seconds(part, segments, SEARCH_STEPS)
+                found[segments] = self._staged.seconds(part, segments, SEARCH_STEPS)
 
         if len(self._low.messages) <= SEARCH_LIMIT:
             look(ladder[::2])
@@ -180,22 +240,6 @@ class CostModel:
         finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]
         fastest = min(p.seconds for p in finals)
         return min((p for p in finals if p.seconds <= fastest * (1 + SEGMENT_GAIN)), key=lambda p: p.segments)
-
-    def _seconds(self, part: Floats, segments: int, steps: int) -> float:
-        """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.
-
-        ``k`` is such that about ``steps`` steps are simulated. The slope is a mean, since with shared links segments do not finish
-        evenly; and never less than the pace of the busiest resource, which the first segments, filling an empty pipeline, may hide.
-        """
-        if self.mode == "wavefront":
-            return self._wavefront.seconds(part, segments)
-        n = self.schedule.num_steps
-        k = max(steps // max(1, n), 4 if n <= steps else 2) // 2 * 2
-        if segments <= k:
-            return self._simulator.run(part, segments)
-        now, before = self._simulator.run(part, k), self._simulator.run(part, k // 2)
-        slope = max(2 * (now - before) / k, self._wavefront.pace(part))
-        return now + (segments - k) * slope
 
     def _bytes_by_kind(self, whole: Floats) -> dict[str, float]:
         low, links = self._low, self.topology.links

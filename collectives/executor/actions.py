@@ -1,30 +1,60 @@
 """The data movement of one lowered step as one callable over the buffers of a call.
 
 A *ref* says where a contiguous range lies: ``(buffer, lo, hi)`` in the call's input (0), output (1) or scratch (2), sliced
-anew at each call since the caller's storage is never kept, or a ready view of the arena.
+anew at each call since the caller's storage is never kept; a ready view of the arena; or a range of a peer's buffer that is
+read straight from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.reach import Read
 from topoccl.collectives.executor.reduction import Fold
 
-Ref = tuple[int, int, int] | Array
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Elements ``lo:hi`` of a peer's input (0) or output (1), which ``read`` fetches."""
+
+    read: Read
+    buf: int
+    lo: int
+    hi: int
+
+
+class Frame:
+    """What reads of peers' buffers need to know of the call that is run: the addresses of its own buffers, and the number that
+    peers show with theirs."""
+
+    __slots__ = ("addresses", "base")
+
+    def __init__(self) -> None:
+        self.addresses = (0, 0, 0)
+        self.base = 0
+
+
 Bufs = tuple[Array, Array, Array]
+Local = tuple[int, int, int]
+Ref = Local | Array | Remote
 Act = Callable[[Bufs], None]
 
 
 def length(ref: Ref) -> int:
-    return ref[2] - ref[1] if isinstance(ref, tuple) else len(ref)
+    if isinstance(ref, tuple):
+        return ref[2] - ref[1]
+    return ref.hi - ref.lo if isinstance(ref, Remote) else len(ref)
 
 
 def _cut(ref: Ref, lo: int, hi: int) -> Ref:
-    return (ref[0], ref[1] + lo, ref[1] + hi) if isinstance(ref, tuple) else ref[lo:hi]
+    if isinstance(ref, tuple):
+        return (ref[0], ref[1] + lo, ref[1] + hi)
+    return replace(ref, lo=ref.lo + lo, hi=ref.lo + hi) if isinstance(ref, Remote) else ref[lo:hi]
 
 
 def aligned_pieces(values: Sequence[Sequence[Ref]]) -> list[list[Ref]]:
@@ -51,11 +81,14 @@ def aligned_pieces(values: Sequence[Sequence[Ref]]) -> list[list[Ref]]:
 
 
 def _take(ref: Ref, bufs: Bufs) -> Array:
+    assert not isinstance(ref, Remote)
     return bufs[ref[0]][ref[1] : ref[2]] if isinstance(ref, tuple) else ref
 
 
 def copy_act(src: Ref, dst: Ref) -> Act:
-    """Copies one range."""
+    """Copies one range; neither is a peer's."""
+    assert not isinstance(src, Remote)
+    assert not isinstance(dst, Remote)
     copyto = np.copyto
     if isinstance(src, tuple):
         b, lo, hi = src
@@ -70,9 +103,55 @@ def copy_act(src: Ref, dst: Ref) -> Act:
 
 
 def fold_act(kernel: Fold, operands: Sequence[Ref], dst: Ref) -> Act:
-    """Folds several ranges into one."""
+    """Folds several ranges into one; none is a peer's."""
     sources = tuple(operands)
     return lambda bufs: kernel(_take(dst, bufs), [_take(ref, bufs) for ref in sources])
+
+
+def pull_act(src: Remote, dst: Local, frame: Frame, itemsize: int) -> Act:
+    """Copies a range of a peer's buffer."""
+    read, buf, offset, nbytes = src.read, src.buf, src.lo * itemsize, (src.hi - src.lo) * itemsize
+    into, shift = dst[0], dst[1] * itemsize
+    return lambda _: read(frame.base, buf, offset, nbytes, frame.addresses[into] + shift)
+
+
+def pull_fold_act(
+    kernel: Fold, operands: Sequence[Ref], dst: Local, apart: Sequence[bool], temp: Local, frame: Frame, itemsize: int
+) -> Act:
+    """Folds several ranges, some of peers' buffers, into one, in pieces that stay in cache.
+
+    Args:
+        kernel: the fold.
+        operands: what is folded, in order.
+        dst: where to.
+        apart: for each operand of this rank, whether it must be copied before the fold, since ``dst`` overwrites it.
+        temp: room for the pieces of all operands that are a peer's or ``apart``; its size determines that of the pieces.
+        frame: of the call.
+        itemsize: bytes per element.
+    """
+    n = length(dst)
+    piece = length(temp) // sum(isinstance(ref, Remote) or away for ref, away in zip(operands, apart, strict=True))
+
+    def act(bufs: Bufs) -> None:
+        scratch, base, where = bufs[temp[0]], frame.base, frame.addresses[temp[0]]
+        for at in range(0, n, piece):
+            size = min(piece, n - at)
+            views = []
+            free = temp[1]
+            for ref, away in zip(operands, apart, strict=True):
+                if isinstance(ref, Remote):
+                    ref.read(base, ref.buf, (ref.lo + at) * itemsize, size * itemsize, where + free * itemsize)
+                else:
+                    view = _take(ref, bufs)[at : at + size]
+                    if not away:
+                        views.append(view)
+                        continue
+                    np.copyto(scratch[free : free + size], view)
+                views.append(scratch[free : free + size])
+                free += piece
+            kernel(_take(dst, bufs)[at : at + size], views)
+
+    return act
 
 
 def sequence(acts: Sequence[Act]) -> Act | None:

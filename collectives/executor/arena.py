@@ -25,6 +25,7 @@ from topoccl.collectives.executor.dtypes import Array
 LINE = 64
 WORDS = LINE // 8
 LINES = 4096  # counters per member and parity
+_SHOWN = LINES  # behind the counters: the line in which a member shows where its buffers lie
 _HEADER = 4096
 
 
@@ -64,7 +65,7 @@ class Arena:
         finally:
             self._fd = fd
         self.bytes: Array = np.frombuffer(self._map, dtype=np.uint8)
-        counters = members * 2 * LINES * WORDS * 8
+        counters = members * 2 * (LINES + 1) * WORDS * 8
         self.flags = memoryview(self._map)[_HEADER : _HEADER + counters].cast("q")
         self._data = _HEADER + counters
 
@@ -76,7 +77,11 @@ class Arena:
 
     def word(self, member: int, parity: int, line: int) -> int:
         """The index in ``flags`` of a counter."""
-        return ((member * 2 + parity) * LINES + line) * WORDS
+        return ((member * 2 + parity) * (LINES + 1) + line) * WORDS
+
+    def shown(self, member: int, parity: int) -> int:
+        """The index in ``flags`` of the line in which a member shows its buffers."""
+        return self.word(member, parity, _SHOWN)
 
     def slot(self, member: int, parity: int, offset: int, nbytes: int) -> Array:
         """A message slot as bytes."""
@@ -85,7 +90,7 @@ class Arena:
 
 
 def arena_size(members: int) -> int:
-    return _HEADER + members * 2 * (LINES * LINE + area_bytes(members))
+    return _HEADER + members * 2 * ((LINES + 1) * LINE + area_bytes(members))
 
 
 def create(members: int) -> tuple[Arena, ArenaOffer]:

@@ -8,25 +8,32 @@ from dataclasses import dataclass
 from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.collectives.errors import ConfigError
-from topoccl.collectives.executor.actions import Ref, aligned_pieces, copy_act, fold_act, length, sequence
+from topoccl.collectives.executor import actions
+from topoccl.collectives.executor.actions import Act, Frame, Ref, Remote, aligned_pieces, copy_act, fold_act, length, sequence
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
 from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
 
 _SCRATCH = 2
 _MAX_SEGMENTS = 1 << 14
+_PIECE = 512 << 10  # bytes of a peer's buffer that are folded at once
+_PIECES = 1 << 20  # ... and of all peers' buffers, unless that makes them shorter than
+_LEAST_PIECE = 128 << 10
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a rank runs: its arena and who shares it. ``member`` maps a local rank to its place in the arena."""
+    """Where a rank runs: its arena and who shares it. ``member`` maps a local rank to its place in the arena; ``reach`` reads their
+    memory, where that is allowed."""
 
     rank: int
     arena: Arena | None
     member: dict[int, int]
+    reach: Reach | None = None
 
 
 def least_segments(schedule: Schedule, wiring: Wiring, block_elems: int | Sequence[int], itemsize: int, area: int, wanted: int) -> int:
@@ -49,7 +56,7 @@ class Lowering:
 
     def __init__(
         self, schedule: Schedule, geometry: Geometry, wiring: Wiring, site: Site, parity: int, kernel: Fold | None, dtype: DType,
-        in_place: bool,
+        in_place: bool, pulls: bool,
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.geometry = geometry
@@ -59,11 +66,12 @@ class Lowering:
         self.kernel = kernel
         self.dtype = dtype
         self.in_place = in_place
-        self.layout = Layout(wiring, geometry, site.arena.area if site.arena else 0)
+        self.frame = Frame() if pulls else None
+        self.layout = None if pulls else Layout(wiring, geometry, site.arena.area if site.arena else 0)
         self.slot_elems = geometry.scratch_slot_elems(site.rank)
         self.slots = 1 if not self.slot_elems else min(schedule.slots, geometry.segments) or geometry.segments
         self.scratch = self.slots * self.slot_elems
-        self.hazards: Hazards | None = None  # only needed where messages go over the transport
+        self.hazards: Hazards | None = None  # only needed where messages go over the transport, or are read where they are
         self.traffic: dict[int, Traffic] = {}
         self.waits_for: dict[int, int] = {}
         self._temps: dict[tuple[int, str, int], tuple[int, int]] = {}
@@ -101,33 +109,67 @@ class Lowering:
         assert arena is not None
         return arena.slot(self.site.member[ring_owner], self.parity, offset, elems * self.dtype.itemsize).view(self.dtype.carrier)
 
-    def _publish(self, step: int, segment: int, elems: int) -> tuple[Ref, list[Mark], Mark] | None:
+    def _publish(self, step: int, segment: int, elems: int) -> tuple[Ref | None, list[Mark], Mark] | None:
+        """The slot that a step sends through (None: peers read its value where it is), and what it waits for and announces."""
         entry = self.wiring.sent(step)
         if entry is None:
             return None
         ring, index = entry
         at = segment * len(ring.steps) + index
-        depth = self.layout.depth[id(ring)]
         guards = []
+        depth = self.layout.depth[id(ring)] if self.layout is not None else at + 1
         for i, reader in enumerate(ring.readers):
             word = self._word(ring.owner, ring.line + 1 + i)
             self.waits_for[word] = reader
             if at >= depth:
                 guards.append((word, at - depth + 1))
             self._count(reader, elems, sent=True)
-        view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
+        view = None
+        if self.layout is not None:
+            view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
         return view, guards, (self._word(ring.owner, ring.line), at + 1)
 
-    def _take(self, step: int, peer: int, segment: int, elems: int) -> tuple[Ref, Mark, Mark]:
+    def _take(self, step: int, peer: int, segment: int, elems: int) -> tuple[list[Ref], Mark, Mark]:
+        """Where a message lies, the counter that announces it, and the one that says that it was read."""
         ring, index = self.wiring.received(step, peer)
         at = segment * len(ring.steps) + index
-        depth = self.layout.depth[id(ring)]
         published = self._word(ring.owner, ring.line)
         self.waits_for[published] = peer
         self._count(peer, elems, sent=False)
-        view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
         taken = self._word(ring.owner, ring.line + 1 + ring.readers.index(self.site.rank))
-        return view, (published, at + 1), (taken, at + 1)
+        refs: list[Ref]
+        if self.layout is None:
+            refs = self._remote(ring.steps[index], peer, segment)
+        else:
+            depth = self.layout.depth[id(ring)]
+            refs = [self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)]
+        return refs, (published, at + 1), (taken, at + 1)
+
+    def _remote(self, step: int, peer: int, segment: int) -> list[Ref]:
+        """The value of a peer's step, where it lies in the peer's buffers."""
+        schedule, arena, reach = self.schedule, self.site.arena, self.site.reach
+        assert arena is not None
+        assert reach is not None
+        buf, off = Buf(schedule.dst_buf[step]), int(schedule.dst_off[step])
+        if buf is Buf.NONE:
+            at = int(schedule.operand_ptr[step])
+            buf, off = Buf(schedule.operand_buf[at]), int(schedule.operand_off[at])
+        read = reach.of(peer, arena.flags, arena.shown(self.site.member[peer], self.parity))
+        spans = self.geometry.spans(peer, buf, off, int(schedule.count[step]), segment)
+        return [Remote(read, int(buf), lo, hi) for lo, hi in spans]
+
+    def _unread(self, step: int, segment: int) -> list[Mark]:
+        """The counters that say that all have read what ``step`` overwrites."""
+        if self.frame is None or self.hazards is None:
+            return []
+        guards = []
+        for send in self.hazards.overwritten_sends(step):
+            entry = self.wiring.sent(send)
+            assert entry is not None
+            ring, index = entry
+            count = segment * len(ring.steps) + index + 1
+            guards += [(self._word(ring.owner, ring.line + 1 + i), count) for i in range(len(ring.readers))]
+        return guards
 
     def _count(self, peer: int, elems: int, *, sent: bool) -> None:
         row = self.traffic.setdefault(peer, Traffic())
@@ -164,10 +206,10 @@ class Lowering:
             if buf is not Buf.PEER:
                 operands.append(local[i])
             elif off in self.wiring.local:
-                view, published, taken = self._take(step, off, segment, elems)
+                message, published, taken = self._take(step, off, segment, elems)
                 guards.append(published)
                 signals.append(taken)
-                operands.append([view])
+                operands.append(message)
             else:
                 assert self.hazards is not None
                 if len(places) == 1 and dst is not None and len(dst) == 1 and not self.hazards.overwritten_sends(step):
@@ -179,20 +221,26 @@ class Lowering:
                 assert isinstance(ref, tuple)
                 receives.append(NetMessage(off, channel, *ref))
                 operands.append([ref])
-        slot = self._publish(step, segment, elems)
-        if slot is not None:
-            guards.extend(slot[1])
-            signals.append(slot[2])
-        acts = []
+        published_at = self._publish(step, segment, elems)
+        slot = None
+        if published_at is not None:
+            slot, room, announced = published_at
+            guards.extend(room)
+            signals.append(announced)
+        guards.extend(self._unread(step, segment))
+        acts: list[Act] = []
         value = operands[0] if operands else None
         if value is not None:
-            if len(operands) > 1:
+            if self.frame is not None and dst is not None:
+                acts += self._pulls(operands, dst, lane, elems, self.frame)
+                value = dst
+            elif len(operands) > 1:
                 assert self.kernel is not None
                 into: list[Ref]
                 if dst is not None and not self._late_operand_in(dst, operands):
                     into = dst
                 elif slot is not None and dst is None:
-                    into = [slot[0]]
+                    into = [slot]
                 else:
                     temp, key = self._temp(lane, "fold", elems)
                     item.awaits += self._previous(key, item, remote)
@@ -204,8 +252,8 @@ class Lowering:
                 value = dst
             elif dst is not None:
                 value = dst
-            if slot is not None and not (len(value) == 1 and value[0] is slot[0]):
-                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [slot[0]]])]
+            if slot is not None and not (len(value) == 1 and value[0] is slot):
+                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [slot]])]
             if remote:
                 if len(value) != 1 or not isinstance(value[0], tuple):
                     packed, key = self._temp(lane, "pack", elems)
@@ -221,6 +269,32 @@ class Lowering:
         item.staged = not in_dst
         item.act = sequence(acts) if elems else None
         return item
+
+    def _pulls(self, operands: list[list[Ref]], dst: list[Ref], lane: int, elems: int, frame: Frame) -> list[Act]:
+        """Fetches, copies or folds ``operands`` into ``dst`` when peers' are read where they are."""
+        itemsize = self.dtype.itemsize
+        apart = [bool(at >= 2 and self._late_operand_in(dst, [[], [], operand])) for at, operand in enumerate(operands)]
+        moved = sum(away or any(isinstance(ref, Remote) for ref in operand) for operand, away in zip(operands, apart, strict=True))
+        temp: Ref | None = None
+        if len(operands) > 1 and moved:
+            piece = max(min(_PIECE, _PIECES // moved), _LEAST_PIECE) // itemsize
+            temp, _ = self._temp(lane, "pull", min(piece, max(elems, 1)) * moved)
+        acts: list[Act] = []
+        for into, *row in aligned_pieces([dst, *operands]):
+            assert isinstance(into, tuple)
+            if len(row) == 1:
+                first = row[0]
+                if isinstance(first, Remote):
+                    acts.append(actions.pull_act(first, into, frame, itemsize))
+                elif first != into:
+                    acts.append(copy_act(first, into))
+                continue
+            assert self.kernel is not None
+            if isinstance(temp, tuple):
+                acts.append(actions.pull_fold_act(self.kernel, row, into, apart, temp, frame, itemsize))
+            else:
+                acts.append(fold_act(self.kernel, row, into))
+        return acts
 
     def _late_operand_in(self, dst: list[Ref], operands: list[list[Ref]]) -> bool:
         """Whether an operand after the second may share storage with ``dst``: a fold into it would destroy that operand."""
@@ -240,20 +314,26 @@ class Lowering:
         position = {int(step): (at, index) for at, lane in enumerate(lanes) for index, step in enumerate(self._steps(lane))}
         length_of = [len(self._steps(lane)) for lane in lanes]
         items: list[list[Item]] = [[] for _ in lanes]
-        if self._networked(lanes):
+        if self.frame is not None or self._networked(lanes):
             self.hazards = self.wiring.hazards(rank, self.in_place)
         for segment in range(self.geometry.segments):
             for at, lane in enumerate(lanes):
                 items[at].extend(self._item(step, lane, segment) for step in self._steps(lane))
-        if self.hazards is not None:
+        flat = None
+        if self.hazards is not None and self.frame is None:
             self._add_orders(items, position, length_of)
-        flat = None if self.hazards is not None else self._flatten(items, position, length_of)
+        else:
+            flat = _fused(self._flatten(items, position, length_of))
+        shows = None
+        if self.frame is not None:
+            assert self.site.arena is not None
+            shows = self.site.arena.shown(self.site.member[rank], self.parity), self.frame
         drained = tuple(
             (self._word(rank, ring.line + 1 + i), self.geometry.segments * len(ring.steps))
             for ring in self.wiring.rings.get(rank, ())
             for i in range(len(ring.readers))
         )
-        return Program(items, flat, self.scratch, drained, self.waits_for, self.traffic)
+        return Program(items, flat, self.scratch, drained, shows, self.waits_for, self.traffic)
 
     def _networked(self, lanes: Sequence[int]) -> bool:
         """Whether this rank has messages to or from ranks whose memory it does not share."""
@@ -307,9 +387,20 @@ class Lowering:
                     item.early = item.staged or apart or hazards.independent(before.step, item.step)
 
 
+def _fused(items: list[Item]) -> list[Item]:
+    """The same with fewer items: what neither waits nor does anything is announced by the item before."""
+    fused: list[Item] = []
+    for item in items:
+        if fused and not item.guards and item.act is None:
+            fused[-1].signals += item.signals
+        else:
+            fused.append(item)
+    return fused
+
+
 def lower(
     schedule: Schedule, wiring: Wiring, block_elems: int | Sequence[int], segments: int, dtype: DType, kernel: Fold | None, site: Site,
-    parity: int, in_place: bool,
+    parity: int, in_place: bool, pulls: bool = False,
 ) -> Program:  # fmt: skip
     """Lowers ``schedule`` to the program of ``site.rank``.
 
@@ -323,6 +414,8 @@ def lower(
         site: this rank's arena.
         parity: which half of the arena the call uses.
         in_place: whether input and output share storage.
+        pulls: read messages straight from the buffers of the peers, who all must be in reach, in one segment; for schedules that are
+            :func:`~topoccl.algorithms.hazards.pullable`.
 
     Raises:
         ConfigError: more counters than the arena has.
@@ -331,4 +424,4 @@ def lower(
         needed = wiring.lines[site.rank]
         raise ConfigError(f"{schedule.label}: rank {site.rank} needs {needed} counters in shared memory; there are {LINES}")
     geometry = Geometry(schedule, block_elems, segments, dtype.itemsize)
-    return Lowering(schedule, geometry, wiring, site, parity, kernel, dtype, in_place).run()
+    return Lowering(schedule, geometry, wiring, site, parity, kernel, dtype, in_place, pulls).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from topoccl.collectives.executor.actions import Act
+from topoccl.collectives.executor.actions import Act, Frame
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Request
@@ -75,6 +75,8 @@ class Program:
             the transport, which lanes in shared memory must not wait behind.
         scratch: elements of scratch that a run needs.
         drained: counters that tell, with their final values, that all readers have taken this run's messages.
+        shows: where in the arena's counters this rank shows its buffers to peers, who read straight from them, and what those reads
+            must know; None when messages go through slots. A run that shows its buffers ends only when it is drained.
         waits_for: the rank that sets a counter, for messages about waits that take too long.
         traffic: messages through shared memory by peer.
     """
@@ -83,5 +85,6 @@ class Program:
     flat: list[Item] | None
     scratch: int
     drained: tuple[Mark, ...]
+    shows: tuple[int, Frame] | None
     waits_for: dict[int, int]
     traffic: dict[int, Traffic]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Bufs
 from topoccl.collectives.executor.program import Item, NetMessage, Program
+from topoccl.collectives.executor.reach import address_of, hide, show
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class Runner:
             CollectiveTimeout: naming the ranks that were waited for.
             TransportError: a message failed.
         """
-        if program.flat is not None:
+        if program.shows is not None:
+            self._run_showing(program, bufs, base, timeout, what)
+        elif program.flat is not None:
             self._run_flat(program, bufs, base, timeout, what)
         else:
             _LaneRun(self, program, bufs, base, timeout, what).run()
@@ -66,6 +69,22 @@ class Runner:
         for word, value in marks:
             if flags[word] < value:
                 self._wait(word, value, timeout, what, {})
+
+    def _run_showing(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+        """Shows the buffers to peers while the program runs, and until all have read what they need."""
+        assert program.shows is not None
+        line, frame = program.shows
+        flags = self.flags
+        inp, out, scratch = bufs
+        frame.addresses, frame.base = (address_of(inp), address_of(out), address_of(scratch)), base
+        show(flags, line, base, *frame.addresses[:2])
+        try:
+            self._run_flat(program, bufs, base, timeout, what)
+            for word, count in program.drained:
+                if flags[word] < base + count:
+                    self._wait(word, base + count, timeout, what, program.waits_for)
+        finally:
+            hide(flags, line)
 
     def _run_flat(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         flags = self.flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from topoccl.collectives.executor.dtypes import dtype_of
 from topoccl.collectives.executor.geometry import Geometry
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
+from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import fold_kernel
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
@@ -63,7 +65,7 @@ def expected(spec: CollectiveSpec, elems: int | Sequence[int], inputs: Sequence[
 
 def execute(
     schedule: Schedule, hosts: Sequence[Sequence[int]], elems: int | Sequence[int], inputs: Sequence[np.ndarray], *, segments: int = 1,
-    in_place: bool = False, calls: int = 2, shared: bool = True, timeout: float = 30.0,
+    in_place: bool = False, calls: int = 2, shared: bool = True, pulls: bool = False, timeout: float = 30.0,
 ) -> Result:  # fmt: skip
     """Runs ``schedule`` ``calls`` times in a row over shared memory inside ``hosts`` and a memory transport between them."""
     spec = schedule.spec
@@ -79,7 +81,8 @@ def execute(
                 wiring = Wiring(schedule, ranks)
                 segments = least_segments(schedule, wiring, elems, dtype.itemsize, arena.area, segments)
                 for r in ranks:
-                    sites[r] = (Site(r, arena, {q: i for i, q in enumerate(ranks)}), wiring)
+                    reach = Reach(dict.fromkeys(ranks, os.getpid())) if pulls else None
+                    sites[r] = (Site(r, arena, {q: i for i, q in enumerate(ranks)}, reach), wiring)
     outputs: list[np.ndarray] = [np.empty(0)] * spec.ranks
     programs: list[Any] = [None] * spec.ranks
     transports = [hub.transport(r) for r in range(spec.ranks)]
@@ -90,7 +93,7 @@ def execute(
             site, wiring = sites[rank]
             waiter = Waiter(site.arena.flags, crowded=True) if site.arena else None
             runner = Runner(transports[rank], waiter)
-            made = [lower(schedule, wiring, elems, segments, dtype, kernel, site, parity, in_place) for parity in (0, 1)]
+            made = [lower(schedule, wiring, elems, segments, dtype, kernel, site, parity, in_place, pulls) for parity in (0, 1)]
             geometry = Geometry(schedule, elems, segments, dtype.itemsize)
             undrained: list[list[tuple[int, int]]] = [[], []]
             for call in range(1, calls + 1):

@@ -55,6 +55,7 @@ def test_every_variable_is_read() -> None:
         "TOPOCCL_TIMEOUT": "1.5min",
         "TOPOCCL_FALLBACK": "print",
         "TOPOCCL_SHM": "0",
+        "TOPOCCL_ATTACH": "0",
         "TOPOCCL_CONF_FILE": "/dev/null",
         "PATH": "/bin",
     }
@@ -73,6 +74,7 @@ def test_every_variable_is_read() -> None:
         timeout=90.0,
         fallback="print",
         shm=False,
+        attach=False,
         conf_file="/dev/null",
     )
     assert {variable_of(name) for name in option_names()} == set(env) - {"PATH"}
@@ -234,6 +236,7 @@ def test_agreement_leaves_out_what_may_differ() -> None:
         "TOPOCCL_TIMEOUT",
         "TOPOCCL_FALLBACK",
         "TOPOCCL_SHM",
+        "TOPOCCL_ATTACH",
     }
     left = Config.from_environment({"TOPOCCL_HOSTID": "a", "TOPOCCL_DEBUG": "INFO", "TOPOCCL_TIMEOUT": "600"})
     check_agreement([left.agreement(), Config().agreement()])

@@ -6,11 +6,11 @@ import pytest
 from placements import placements
 
 from topoccl.algorithms.algorithm import Algorithm
+from topoccl.algorithms.hazards import Hazards, blocking_steps
 from topoccl.algorithms.registry import ALGORITHMS
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.algorithms.verify import verify
-from topoccl.algorithms.hazards import Hazards, blocking_steps
 
 CASES = [(a, c) for a in ALGORITHMS for c in a.collectives]
 

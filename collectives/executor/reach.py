@@ -1,0 +1,126 @@
+"""Reading the buffers of other processes of this host: Linux's cross-memory attach, where it is allowed.
+
+A rank that takes part in such a call shows, in a line of its table in the arena, where its input and output lie; others read
+them with ``process_vm_readv`` (one copy, made by the reader, which lets go of the GIL meanwhile) once the counter that announces a message
+says so. The line is erased when its owner gives up, and readers look at it again after each read: what they then have is what was
+announced, or they fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from topoccl.collectives.errors import TransportError
+from topoccl.collectives.executor.dtypes import Array
+
+_TOKEN = 32  # bytes that a probe reads
+_MOST = 1 << 30  # bytes of one system call; the kernel takes at most 2 GiB
+
+# read(number of the call, buffer, offset in it, bytes, where to): fetches bytes of a buffer that a peer shows.
+Read = Callable[[int, int, int, int, int], None]
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _system_call() -> Any:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+        call.restype = ctypes.c_ssize_t
+    return call
+
+
+_readv = _system_call()
+
+
+class Door:
+    """What others read to find out whether they can read this process's memory."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_bytes(_TOKEN)
+        self._bytes = np.frombuffer(bytearray(self.token), np.uint8)
+
+    @property
+    def offer(self) -> tuple[int, int, bytes]:
+        """(process, address, what is there)."""
+        return os.getpid(), address_of(self._bytes), self.token
+
+
+def opens(offer: tuple[int, int, bytes]) -> bool:
+    """Whether this process can read the memory of the one that made the ``offer``."""
+    pid, address, token = offer
+    if _readv is None:
+        return False
+    found = np.zeros(len(token), np.uint8)
+    try:
+        _Reader(pid)(address, len(token), address_of(found))
+    except OSError:
+        return False
+    return found.tobytes() == token
+
+
+def address_of(array: Array) -> int:
+    """Where the elements of a contiguous array begin in this process."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _Reader:
+    """Reads from one process. Not for several threads at once."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._here, self._there = _Range(), _Range()
+        self._at = ctypes.addressof(self._here), ctypes.addressof(self._there)
+
+    def __call__(self, source: int, nbytes: int, target: int) -> None:
+        here, there = self._here, self._there
+        while nbytes > 0:
+            here.base, there.base = target, source
+            here.length = there.length = min(nbytes, _MOST)
+            got = _readv(self.pid, self._at[0], 1, self._at[1], 1, 0)
+            if got <= 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            source, target, nbytes = source + got, target + got, nbytes - got
+
+
+class Reach:
+    """The ranks whose memory this rank reads, by rank; made when all ranks of a host can read each other's."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self._readers = {rank: _Reader(pid) for rank, pid in pids.items()}
+
+    def of(self, rank: int, flags: memoryview, line: int) -> Read:
+        """What reads from ``rank``, whose buffers are shown in the line that begins at ``flags[line]`` (see :func:`show`)."""
+        reader = self._readers[rank]
+
+        def read(base: int, buf: int, offset: int, nbytes: int, target: int) -> None:
+            source = flags[line + 1 + buf]
+            try:
+                reader(source + offset, nbytes, target)
+            except OSError as error:
+                raise TransportError(f"the memory of rank {rank} (process {reader.pid}) cannot be read: {error.strerror}") from error
+            if flags[line] != base:
+                raise TransportError(f"rank {rank} gave up while its data was read")
+
+        return read
+
+
+def show(flags: memoryview, line: int, base: int, inp: int, out: int) -> None:
+    """Shows where the buffers of the call ``base`` lie."""
+    flags[line + 1], flags[line + 2] = inp, out
+    flags[line] = base
+
+
+def hide(flags: memoryview, line: int) -> None:
+    """Says that the buffers that were shown must not be read any more."""
+    flags[line] = 0
