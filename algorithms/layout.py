@@ -6,6 +6,7 @@ the time that the links of the route spend on one byte (the sum of 1/bandwidth):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -74,10 +75,15 @@ def distances(topology: Topology, ranks: Sequence[int]) -> Matrix:
     Raises:
         TopologyError: two ranks without a route.
     """
-    routes = Routes(topology)
-    spent = np.array([1 / link.bandwidth for link in topology.links])
-    matrix: Matrix = np.array([[spent[list(routes.path(a, b))].sum() if a != b else 0.0 for b in ranks] for a in ranks])
+    routes = _routes(topology)
+    links = topology.links
+    matrix: Matrix = np.array([[sum(1 / links[link].bandwidth for link in routes.path(a, b)) for b in ranks] for a in ranks])
     return (matrix + matrix.T) / 2
+
+
+@lru_cache(maxsize=4)
+def _routes(topology: Topology) -> Routes:
+    return Routes(topology)
 
 
 def _tour(topology: Topology, ranks: Sequence[int]) -> list[int]:
@@ -87,13 +93,21 @@ def _tour(topology: Topology, ranks: Sequence[int]) -> list[int]:
     if len(ranks) > MAX_TOUR:
         return _walk(topology, ranks)
     matrix = distances(topology, ranks)
-    found = [list(range(len(ranks)))]
-    if not np.allclose(matrix[~np.eye(len(ranks), dtype=bool)], matrix[0, 1], rtol=1e-9, atol=0):
+    return [ranks[i] for i in _short_tour(matrix.tobytes())]
+
+
+@lru_cache(maxsize=256)
+def _short_tour(bits: bytes) -> tuple[int, ...]:
+    """The tour over the places of a matrix of distances, given as its bytes: the hosts of a cluster are often alike."""
+    flat: Matrix = np.frombuffer(bits)
+    matrix = flat.reshape(math.isqrt(len(flat)), -1)
+    found: list[list[int]] = [list(range(len(matrix)))]
+    if not np.allclose(matrix[~np.eye(len(matrix), dtype=bool)], matrix[0, 1], rtol=1e-9, atol=0):
         hamiltonian = _hamiltonian(matrix)
-        starts = [found[0], *(_nearest(matrix, first) for first in range(min(len(ranks), _STARTS)))]
+        starts = [found[0], *(_nearest(matrix, first) for first in range(min(len(matrix), _STARTS)))]
         found += [hamiltonian] if hamiltonian else [_two_opt(matrix, start) for start in starts]
     best = min(found, key=lambda tour: (round(_length(matrix, tour) / matrix.max(), 9), found.index(tour)))
-    return [ranks[i] for i in best]
+    return tuple(best)
 
 
 def _length(matrix: Matrix, tour: Sequence[int]) -> float:

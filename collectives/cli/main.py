@@ -29,6 +29,7 @@ COMMANDS = (
     Command("explain", "show every candidate for a collective, its predicted time, and why one is chosen"),
     Command("bound", "print the least time that a collective takes on a fabric, and the cut that proves it"),
     Command("check", "prove a schedule in MSCCL's XML right or wrong, and say how far from optimal it is"),
+    Command("simulate", "estimate an all_reduce on a fabric of up to tens of thousands of ranks, algorithm by algorithm"),
     Command("bench", "time a collective under mpirun, in the manner of nccl-tests"),
     Command("probe", "measure the network between the ranks of a job, write its topology"),
     Command("lab", "run a command on a virtual cluster of network namespaces"),
