@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 TRANSPORTS = ("mpi", "gloo", "memory")
 """The transports that have a profile of their own; ``ideal`` is the profile without any overhead."""
 
-PULL_FROM = 1 << 20
-"""Bytes of a chunk below which nobody reads another process's memory: then two copies through shared memory stay in cache."""
+PULL_FROM = 512 << 10
+"""Bytes of a chunk below which nobody reads another process's memory: then two copies through shared memory stay in cache. Where values
+are folded, which reads a copy in cache anyway, the double; where all read the same, four times as many."""
+
+
+TURN = 5e-6
+"""Seconds of its processor that a rank loses by each message for each other rank on its core, since they run with cold caches then,"""
+TURNS = 15e-6
+"""and seconds that each of these others may use the core before a message is seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +30,31 @@ class Medium:
     Attributes:
         send_overhead: seconds of the sender's processor per message.
         recv_overhead: seconds of the receiver's processor per message.
+        latency: seconds that a message takes besides what the links on its route say.
         staged: the message passes through memory that both ranks see: the sender copies it in, the receiver copies it out,
             unless it folds it straight from there.
         both_ways: the share of the both directions' rate that is left when two ranks send to each other at the same time,
             from 0.5 (as if they took turns) to 1.
         efficiency: payload bytes per byte on the wire.
         room: bytes of messages that one rank can have under way in one segment; longer calls run in more segments.
+        piece: bytes; pipeline segments are not chosen so small that a block's share of one falls below this where all messages go this way.
         pull_bandwidth: bytes/s at which a rank reads another one's buffers without a copy in between; 0 where it cannot.
         pull_overhead: seconds of the receiver's processor for each such read.
     """
 
     send_overhead: float = 0.0
     recv_overhead: float = 0.0
+    latency: float = 0.0
     staged: bool = False
     both_ways: float = 1.0
     efficiency: float = 1.0
     room: float = math.inf
+    piece: int = 1
     pull_bandwidth: float = 0.0
     pull_overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("send_overhead", "recv_overhead", "pull_bandwidth", "pull_overhead"):
+        for name in ("send_overhead", "recv_overhead", "latency", "pull_bandwidth", "pull_overhead"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value!r}; expected a finite number, not negative")
@@ -67,6 +78,7 @@ class Profile:
         reduce_bandwidth: bytes/s of result that one rank makes from two operands.
         min_segment: pipeline segments are not chosen so small that a block's share of one falls below this many bytes.
         max_segments: the most pipeline segments that are tried.
+        crowd: how many ranks share a core; all ranks of a host together then copy and reduce no faster than its cores can.
     """
 
     name: str
@@ -76,6 +88,7 @@ class Profile:
     reduce_bandwidth: float = math.inf
     min_segment: int = 4096
     max_segments: int = 256
+    crowd: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("copy_bandwidth", "reduce_bandwidth"):
@@ -84,6 +97,8 @@ class Profile:
                 raise ValueError(f"{name} is {value!r}; expected a positive number of bytes/s")
         if math.isinf(self.copy_bandwidth) and not math.isinf(self.reduce_bandwidth):
             raise ValueError(f"copies are free but reductions run at {self.reduce_bandwidth!r} bytes/s; give copy_bandwidth a number too")
+        if not self.crowd >= 1:
+            raise ValueError(f"crowd is {self.crowd!r}; expected a number of ranks, at least 1")
         if self.min_segment < 1 or self.max_segments < 1:
             raise ValueError(f"min_segment {self.min_segment!r} and max_segments {self.max_segments!r}: expected positive numbers")
 
@@ -92,11 +107,12 @@ class Profile:
         local = replace(
             self.local,
             send_overhead=self.local.send_overhead * crowd,
-            recv_overhead=self.local.recv_overhead * crowd,
-            pull_bandwidth=self.local.pull_bandwidth / crowd if attach else 0.0,
+            recv_overhead=self.local.recv_overhead * crowd + TURN * (crowd - 1),
+            latency=self.local.latency + TURNS * (crowd - 1),
+            pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        return replace(self, local=local, copy_bandwidth=self.copy_bandwidth / crowd, reduce_bandwidth=self.reduce_bandwidth / crowd)
+        return replace(self, local=local, crowd=crowd)
 
     def without_shared_memory(self) -> Profile:
         """The same transport when ranks of one host talk through it too (``TOPOCCL_SHM=0``)."""
@@ -106,10 +122,12 @@ class Profile:
 IDEAL = Profile("ideal")
 """Nothing but the links: latency and bandwidth as the topology says, processors and memory infinitely fast."""
 
-# Typical of two cores of a small x86 server: one message through shared memory costs Python one or two microseconds on each side,
+# Typical of two cores of a small x86 server: one message through shared memory costs Python two or three microseconds on each side,
 # one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
-_SHARED_MEMORY = Medium(send_overhead=1.5e-6, recv_overhead=1.5e-6, staged=True, room=1 << 20, pull_bandwidth=8e9, pull_overhead=3e-6)
+_SHARED_MEMORY = Medium(
+    send_overhead=2.5e-6, recv_overhead=2.5e-6, staged=True, room=1 << 20, piece=128 << 10, pull_bandwidth=9e9, pull_overhead=3e-6
+)
 _PROFILES = {
     "mpi": Profile(
         "mpi",

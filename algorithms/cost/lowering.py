@@ -185,9 +185,9 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     host = topology.host_of_rank
     media = tuple(profile.local if host[src] == host[dst] else profile.network for src, dst, _ in ends)
     cpu, work = _local_work(schedule, messages, media, profile, pulls)
-    table = _ClassTable([link.bandwidth for link in topology.links], profile.copy_bandwidth, topology.num_ranks)
+    table = _ClassTable([link.bandwidth for link in topology.links], profile, host)
     of_route = np.full(len(ends), table.add((), 1.0)) if pulls else table.add_routes(ends, paths, media, host)
-    memory_class = tuple(table.add((len(topology.links) + rank,), 1.0) for rank in range(topology.num_ranks))
+    memory_class = tuple(table.add(table.memory(rank), 1.0) for rank in range(topology.num_ranks))
     flow_step, flow_class, flow_of_message = _flows(messages, media, of_route, table)
     return Lowering(
         schedule=schedule,
@@ -199,7 +199,7 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
         memory_class=memory_class,
         routes=paths,
         route_ends=ends,
-        route_latency=np.array([find.latency(path) for path in paths], dtype=np.float64),
+        route_latency=np.array([find.latency(path) + medium.latency for path, medium in zip(paths, media, strict=True)], dtype=np.float64),
         flow_step=flow_step,
         flow_class=flow_class,
         flow_of_message=flow_of_message,
@@ -267,10 +267,21 @@ def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium],
 class _ClassTable:
     """Collects classes and resources, each once."""
 
-    def __init__(self, links: Sequence[float], copy_bandwidth: float, ranks: int) -> None:
-        self.capacity = [*links, *[copy_bandwidth] * ranks]
+    def __init__(self, links: Sequence[float], profile: Profile, host: Sequence[str]) -> None:
+        self.capacity = [*links, *[profile.copy_bandwidth] * len(host)]
         self._links = len(links)
         self._index: dict[tuple[tuple[int, ...], float], int] = {}
+        self._host = host
+        self._cores: dict[str, int] = {}
+        if profile.crowd > 1 and math.isfinite(profile.copy_bandwidth):
+            for name in dict.fromkeys(host):
+                self._cores[name] = len(self.capacity)
+                self.capacity.append(profile.copy_bandwidth * max(1.0, host.count(name) / profile.crowd))
+
+    def memory(self, rank: int) -> tuple[int, ...]:
+        """What a rank's copies occupy: its memory, and where ranks share cores those of its host."""
+        own = self._links + rank
+        return (own, self._cores[self._host[rank]]) if self._cores else (own,)
 
     @property
     def classes(self) -> list[tuple[tuple[int, ...], float]]:
@@ -289,7 +300,7 @@ class _ClassTable:
         for (src, dst, _), path, medium in zip(ends, paths, media, strict=True):
             resources = list(path)
             if medium.staged and math.isfinite(self.capacity[self._links + src]):
-                resources.append(self._links + src)
+                resources += self.memory(src)
             if medium.both_ways < 1 and path and (host[dst], host[src]) in directions:
                 pair = (min(host[src], host[dst]), max(host[src], host[dst]))
                 if pair not in exchanges:

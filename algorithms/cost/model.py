@@ -139,7 +139,9 @@ class CostModel:
         return _View(lower(self.schedule, self.topology, self.profile, self._routes, pulls=True))
 
     def _pulled_for(self, block: float | Sequence[float]) -> _View | None:
-        return self._pulled if float(np.mean(block)) / self.schedule.chunks >= PULL_FROM else None
+        spec = self.schedule.spec
+        least = PULL_FROM * (4 if spec.collective == "broadcast" else 2 if spec.reduces else 1)
+        return self._pulled if float(np.mean(block)) / self.schedule.chunks >= least else None
 
     def pulled(self, block: float | Sequence[float]) -> Prediction | None:
         """The prediction when receivers read straight from the senders' buffers, in one segment; None where that is not done."""
@@ -194,7 +196,9 @@ class CostModel:
         steps = [1 << max(0, math.ceil(math.log2(fill)))] if fill > 1 else [1]
         smallest = float(np.mean(block)) / self.schedule.chunks
         if len(self._low.messages) and not self.schedule.needs_equal_chunks:
-            while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= self.profile.min_segment:
+            piece = self.profile.local.piece if len(self.topology.ranks_by_host) == 1 else 1
+            least = max(piece, self.profile.min_segment)
+            while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= least:
                 steps.append(steps[-1] * 2)
         return tuple(steps)
 
