@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
 from topoccl.algorithms.layout import host_groups
 from topoccl.topology.graph import Topology
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_HOSTS = 256
 """Above this many hosts no grid is looked for: that is a search for an isomorphism."""
@@ -28,6 +31,8 @@ def host_wiring(topology: Topology) -> nx.Graph[int] | None:
     hosts = {topology.host_of_rank[ranks[0]]: at for at, ranks in enumerate(topology.ranks_by_host)}
     if len(hosts) < 2:
         return None
+    import networkx as nx  # late: most fabrics need none of it, and ranks wait for it when they start
+
     wiring: nx.Graph[int] = nx.empty_graph(len(hosts))
     for link in topology.links:
         ends = [topology.vertices[end].host or end for end in (link.src, link.dst)]
@@ -49,6 +54,8 @@ def host_grid(topology: Topology) -> npt.NDArray[np.int64] | None:
     wiring = host_wiring(topology)
     if wiring is None or wiring.number_of_nodes() > MAX_HOSTS or max(dict(wiring.degree()).values()) < 3:
         return None
+    import networkx as nx
+
     for shape in _shapes(wiring.number_of_nodes()):
         for closed in product(*((False, True) if length > 2 else (False,) for length in shape)):
             model: nx.Graph[tuple[int, ...]] = nx.grid_graph(shape[::-1], periodic=closed[::-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from topoccl.topology.files import read_file
-from topoccl.topology.formats import parse
 from topoccl.topology.generators import generate, is_expression, known_shapes
 from topoccl.topology.graph import Topology, TopologyError
 
@@ -22,6 +21,8 @@ def load(text_or_path: str | Path) -> Topology:
     if isinstance(text_or_path, str) and is_expression(text):
         return generate(text)
     if Path(text).is_file():
+        from topoccl.topology.formats import parse  # late: ranks that discover their hosts need no parser
+
         return parse(read_file(text), text)
     if isinstance(text_or_path, str) and ":" in text and "/" not in text and not text.endswith((".yaml", ".yml", ".json")):
         return generate(text)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from topoccl.collectives.cli import Subparsers
 from topoccl.topology import Topology
-from topoccl.topology.compare import compare
 from topoccl.topology.discovery import assemble, discover_host
 from topoccl.topology.discovery.inventory import describe, take_inventory
 from topoccl.topology.generators import known_shapes
@@ -67,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(a: Topology, b: Topology, as_json: bool) -> int:
+    from topoccl.topology.compare import compare
+
     changes = compare(a, b)
     if as_json:
         rows = [dict(asdict(change), before=dict(change.before), after=dict(change.after)) for change in changes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from xml.sax.saxutils import escape
+from html import escape
 
 from topoccl.topology.graph import Topology
 from topoccl.topology.render.drawing import Dot, Line, Path, Rect, Shape, Words, draw
@@ -53,4 +53,4 @@ def _path(path: Path) -> str:
 
 
 def _safe(text: str) -> str:
-    return escape(_ILLEGAL.sub("\ufffd", text))
+    return escape(_ILLEGAL.sub("\ufffd", text), quote=False)
