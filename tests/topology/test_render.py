@@ -18,11 +18,12 @@ from topoccl.topology.files import loads
 from topoccl.topology.load import load
 from topoccl.topology.render import FORMATS, render, to_png
 from topoccl.topology.render.boxes import Box
-from topoccl.topology.render.drawing import draw
+from topoccl.topology.render.drawing import Line, Rect, draw
 from topoccl.topology.render.edges import CUT_COLOR, edges, rate_text, width
 from topoccl.topology.render.layout import lay_out
 from topoccl.topology.render.tree import to_text
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SPECS = [
     *("cluster:4x2", "cluster:3+2+1", "cluster:2x12", "torus:4x4", "torus:2x3x4", "mesh:3x5,ranks=2", "ring:8", "ring:5,ranks=2"),
     *(
@@ -272,3 +273,27 @@ def test_command_reports_bad_input_in_one_line(tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert error.startswith(f"topoccl: error: {bad}:3: links[0].between[1] is 'b'; expected a declared vertex; known: a")
     assert error.count("\n") == 1
+
+
+def test_switches_of_one_level_are_linked_side_to_side() -> None:
+    topology = load(REPOSITORY / "bench" / "fabrics" / "two-racks.yaml")
+    sheet = draw(topology)
+    boxes = {shape.note: shape.box for shape in sheet.shapes if isinstance(shape, Rect) and shape.style == "switch"}
+    left, right = sorted((boxes["rack0"], boxes["rack1"]), key=lambda box: box.x)
+    lines = [shape for shape in sheet.shapes if isinstance(shape, Line) and shape.style == "line"]
+    (uplink,) = [line for line in lines if "rack0" in line.note and "rack1" in line.note]
+    ends = sorted(numbers for _, numbers in uplink.path)
+    assert ends == [(left.x + left.w / 2, left.y), (right.left, right.y)]
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("hosts: [a, b, c]\ncables: [{between: [a, b]}, {between: [b, c]}]", "row"),
+        ("hosts: [a, b, c, d]\ncables: [{between: [a, b]}, {between: [b, c]}, {between: [c, d]}, {between: [d, a]}]", "circle"),
+        ("hosts: [a, b, c, d]\ncables: [{between: [a, b]}, {between: [b, c]}, {between: [c, d]}, {between: [b, d]}]", "circle"),
+    ],
+)
+def test_hosts_stand_in_a_row_only_if_no_link_passes_one(text: str, shape: str) -> None:
+    picture = lay_out(loads(f"defaults: {{slots: 1, rate: 10Gbit/s}}\n{text}\n"))
+    assert (len({box.y for box in picture.hosts.values()}) == 1) == (shape == "row")

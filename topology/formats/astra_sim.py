@@ -60,8 +60,10 @@ def parse(text: str, source: str) -> Topology:
     draft = Draft(source)
     per_host = sizes[0] if len(sizes) > 1 and rates[0] > max(rates[1:]) else 1
     slots = []
+    grid = per_host == 1 and len(sizes) in (2, 3) and "Switch" not in blocks
     for host in range(npus // per_host):
-        draft.host(f"h{host}")
+        cell = [host // math.prod(sizes[:dim]) % sizes[dim] for dim in range(len(sizes))]
+        draft.host(f"h{host}", attrs={"cell": cell[::-1]} if grid else {})  # where pictures put it
         slots += [draft.bare_slot(f"h{host}", {"accelerator": "npu"}) for _ in range(per_host)]
     if per_host > 1:
         draft.note("h0", "hosts are not stated: the first dimension, the fastest, is taken for the inside of a host")

@@ -32,6 +32,7 @@ class Grid:
         self.notes = [_NOTE, ONE_SLOT]
         self._names: set[str] = set()
         self._hosts: dict[str, int] = {}
+        self._layers = 0
 
     def ring(self, name: str, hosts: Sequence[str], error: Error) -> None:
         """Hosts in a ring, in their order."""
@@ -60,6 +61,9 @@ class Grid:
                     raise nodes.error(f"hosts {cells[cell]!r} and {host!r} have the same coordinate {cell}")
                 cells[cell] = host
         self._wire(dims, cells, at.error)
+        for (x, y, z), host in cells.items():
+            self.draft.describe(host, {"cell": [self._layers + z, y, x]})  # where pictures put it
+        self._layers += dims[2]
 
     def build(self) -> Topology:
         """The topology.

@@ -119,8 +119,8 @@ class _Drawing:
         sides: dict[tuple[str, bool], list[tuple[float, int, str]]] = {}
         for index, edge in enumerate(self.picture.edges):
             for end, other in ((edge.a, edge.b), (edge.b, edge.a)):
-                if end in self.picture.switches:
-                    far = self.place(other)
+                far = self.place(other)
+                if end in self.picture.switches and not self.beside(end, other):
                     sides.setdefault((end, far.y < self.picture.switches[end].y), []).append((far.x, index, end))
         found = {}
         for (switch, above), ends in sides.items():
@@ -129,6 +129,18 @@ class _Drawing:
                 x = box.left + box.w * (position + 0.5) / len(ends)
                 found[index, end] = (x, box.top if above else box.bottom)
         return found
+
+    def beside(self, a: str, b: str) -> bool:
+        """Whether both are switches of one level."""
+        switches = self.picture.switches
+        return a in switches and b in switches and switches[a].y == switches[b].y
+
+    def sideways(self, a: Box, b: Box) -> Path:
+        """Between switches of one level: from side to side, or in a bow over those between."""
+        low, high = sorted((a.x, b.x))
+        if not any(box.y == a.y and low < box.x < high for box in self.picture.switches.values()):
+            return _straight(a.border(b.x, b.y), b.border(a.x, a.y))
+        return (("M", (a.x, a.top)), ("Q", ((a.x + b.x) / 2, a.top - 20 - (high - low) / 12, b.x, b.top)))
 
     def place(self, vertex: str) -> Box:
         for boxes in (self.picture.switches, self.picture.parts, self.picture.hosts):
@@ -150,6 +162,8 @@ class _Drawing:
                 if self.topology.vertices[end].kind is VertexKind.NIC
             ]
             return [*self.line(edge, _straight(*ends)), *dots]
+        if self.beside(edge.a, edge.b):
+            return self.line(edge, self.sideways(self.place(edge.a), self.place(edge.b)))
         points = []
         for end, other in ((edge.a, edge.b), (edge.b, edge.a)):
             box = self.place(end)

@@ -1,13 +1,15 @@
 """Where everything goes in a picture. Sizes are in SVG's user units; y grows downwards.
 
 Hosts on a grid stand on it (``cell`` in their attributes: row and column, with a layer before them in three dimensions); hosts without
-switches stand on a circle, or in a row if they form one; else hosts stand in a row at the bottom and switches above them, level by level.
+switches stand in a row, or on a circle if some link would pass a host; else hosts stand in a row at the bottom and switches above them,
+level by level.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from topoccl.topology.graph import Topology, VertexKind
 from topoccl.topology.render.boxes import Box
@@ -88,7 +90,8 @@ def _flat(topology: Topology, insides: dict[str, Inside], picture: Picture) -> d
             near[a].add(b)
             near[b].add(a)
     order = _walk(near)
-    if len(order) <= 2 or order[0] not in near[order[-1]]:
+    steps = {frozenset(pair) for pair in pairwise(order)}
+    if all(frozenset((a, b)) in steps for a in near for b in near[a]):
         return {host: (index * w, 0.0) for index, host in enumerate(order)}
     radius = max(w, h) / (2 * math.sin(math.pi / len(order)))
     return {
