@@ -17,6 +17,7 @@ from topoccl.collectives.config import check_timeout
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType, elements
+from topoccl.collectives.executor.pool import empty, pool
 from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _CALL_BITS = 20  # counters count this many bits of messages per call
 _ALIGN = 64
+_FROM_POOL = 1 << 20  # bytes of scratch that are worth whole blocks
 
 open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -249,8 +251,25 @@ class Communicator:
         return self._closed
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start: calls, and messages and payload bytes per peer over the transport and through shared memory."""
-        return {"calls": self._calls, "transport": dict(self.transport.counters), "shared_memory": dict(self._traffic)}
+        """Counts since the start, and memory in bytes.
+
+        ``calls``; messages and payload bytes per peer over the ``transport`` and through ``shared_memory``; the address space of the
+        group's ``arena`` for messages, of which only what was used takes memory; the process's ``pool`` of blocks for scratch and for
+        :func:`topoccl.empty`: in use now, at most, and kept.
+        """
+        arena = 0 if self._closed or self._arena is None else self._arena.nbytes
+        return {
+            "calls": self._calls,
+            "transport": dict(self.transport.counters),
+            "shared_memory": dict(self._traffic),
+            "arena": arena,
+            "pool": pool().stats(),
+        }
+
+    @staticmethod
+    def empty(shape: int | tuple[int, ...], dtype: Any = None) -> Any:
+        """The same as :func:`topoccl.empty`."""
+        return empty(shape, dtype)
 
     # Ending
 
@@ -394,7 +413,9 @@ class Communicator:
     def _scratch_for(self, nbytes: int, dtype: DType) -> Array:
         """The group's scratch memory, grown if need be: calls of a group never overlap, so they share it."""
         if self._scratch.size < nbytes:
-            self._scratch = np.empty(-(-nbytes // _ALIGN) * _ALIGN, np.uint8)
+            size = -(-nbytes // _ALIGN) * _ALIGN
+            self._scratch = np.empty(0, np.uint8)  # what it was goes back before more is taken
+            self._scratch = pool().bytes(size) if size > _FROM_POOL else np.empty(size, np.uint8)
         return self._scratch[:nbytes].view(dtype.carrier)
 
     def _announce(self, choice: Choice) -> None:

@@ -112,7 +112,11 @@ def pull_act(src: Remote, dst: Local, frame: Frame, itemsize: int) -> Act:
     """Copies a range of a peer's buffer."""
     read, buf, offset, nbytes = src.read, src.buf, src.lo * itemsize, (src.hi - src.lo) * itemsize
     into, shift = dst[0], dst[1] * itemsize
-    return lambda _: read(frame.base, buf, offset, nbytes, frame.addresses[into] + shift)
+
+    def act(_: Bufs) -> None:
+        read(frame.base, buf, offset, nbytes, frame.addresses[into] + shift)
+
+    return act
 
 
 def pull_fold_act(
@@ -137,10 +141,17 @@ def pull_fold_act(
         for at in range(0, n, piece):
             size = min(piece, n - at)
             views = []
+            mapped: list[Remote] = []
             free = temp[1]
             for ref, away in zip(operands, apart, strict=True):
                 if isinstance(ref, Remote):
-                    ref.read(base, ref.buf, (ref.lo + at) * itemsize, size * itemsize, where + free * itemsize)
+                    offset, nbytes = (ref.lo + at) * itemsize, size * itemsize
+                    there = ref.read(base, ref.buf, offset, nbytes, 0)
+                    if there is not None:
+                        views.append(there.view(scratch.dtype))
+                        mapped.append(ref)
+                        continue
+                    ref.read(base, ref.buf, offset, nbytes, where + free * itemsize)
                 else:
                     view = _take(ref, bufs)[at : at + size]
                     if not away:
@@ -150,6 +161,8 @@ def pull_fold_act(
                 views.append(scratch[free : free + size])
                 free += piece
             kernel(_take(dst, bufs)[at : at + size], views)
+            for ref in mapped:  # is it still what was shown?
+                ref.read(base, ref.buf, 0, 0, 0)
 
     return act
 

@@ -69,6 +69,11 @@ class Arena:
         self.flags = memoryview(self._map)[_HEADER : _HEADER + counters].cast("q")
         self._data = _HEADER + counters
 
+    @property
+    def nbytes(self) -> int:
+        """All of it; pages that nothing was written to take no memory."""
+        return arena_size(self.members)
+
     def close_fd(self) -> None:
         """Closes the descriptor once everyone has mapped the memory; the mapping stays."""
         if self._fd >= 0:

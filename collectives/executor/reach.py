@@ -2,8 +2,8 @@
 
 A rank that takes part in such a call shows, in a line of its table in the arena, where its input and output lie; others read
 them with ``process_vm_readv`` (one copy, made by the reader, which lets go of the GIL meanwhile) once the counter that announces a message
-says so. The line is erased when its owner gives up, and readers look at it again after each read: what they then have is what was
-announced, or they fail.
+says so. What lies in its owner's pool (:mod:`~topoccl.collectives.executor.pool`) they map and read like memory of their own. The line is
+erased when its owner gives up, and readers look at it again after each read: what they then have is what was announced, or they fail.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 
 from topoccl.collectives.errors import TransportError
 from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.pool import Windows, pool
 
 _TOKEN = 32  # bytes that a probe reads
 _MOST = 1 << 30  # bytes of one system call; the kernel takes at most 2 GiB
 
-# read(number of the call, buffer, offset in it, bytes, where to): fetches bytes of a buffer that a peer shows.
-Read = Callable[[int, int, int, int, int], None]
+# read(number of the call, buffer, offset in it, bytes, where to): fetches bytes of a buffer that a peer shows. Returns a view of them
+# instead when they are mapped and nothing says where to (0).
+Read = Callable[[int, int, int, int, int], Array | None]
 
 
 class _Range(ctypes.Structure):
@@ -98,26 +100,36 @@ class Reach:
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._readers = {rank: _Reader(pid) for rank, pid in pids.items()}
+        self._windows = Windows()
 
     def of(self, rank: int, flags: memoryview, line: int) -> Read:
         """What reads from ``rank``, whose buffers are shown in the line that begins at ``flags[line]`` (see :func:`show`)."""
-        reader = self._readers[rank]
+        reader, windows = self._readers[rank], self._windows
 
-        def read(base: int, buf: int, offset: int, nbytes: int, target: int) -> None:
-            source = flags[line + 1 + buf]
+        def read(base: int, buf: int, offset: int, nbytes: int, target: int) -> Array | None:
+            source, key = flags[line + 1 + buf] + offset, flags[line + 3 + buf]
+            view = None
             try:
-                reader(source + offset, nbytes, target)
+                if key:
+                    view = windows.view(reader.pid, key)[source : source + nbytes]
+                    if target:
+                        ctypes.memmove(target, address_of(view), nbytes)
+                elif target:
+                    reader(source, nbytes, target)
             except OSError as error:
                 raise TransportError(f"the memory of rank {rank} (process {reader.pid}) cannot be read: {error.strerror}") from error
             if flags[line] != base:
                 raise TransportError(f"rank {rank} gave up while its data was read")
+            return view
 
         return read
 
 
 def show(flags: memoryview, line: int, base: int, inp: int, out: int) -> None:
-    """Shows where the buffers of the call ``base`` lie."""
-    flags[line + 1], flags[line + 2] = inp, out
+    """Shows where the buffers of the call ``base`` lie: their addresses, or offsets in a segment of the pool and its key."""
+    for at, address in ((line + 1, inp), (line + 2, out)):
+        place = pool().where(address)
+        flags[at], flags[at + 2] = (address, 0) if place is None else (place.offset, place.key)
     flags[line] = base
 
 

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from topoccl.collectives.errors import MismatchError as MismatchError
     from topoccl.collectives.errors import TopocclError as TopocclError
     from topoccl.collectives.errors import TransportError as TransportError
+    from topoccl.collectives.executor.pool import empty as empty
     from topoccl.collectives.pending import Pending as Pending
     from topoccl.collectives.setup import init as init
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "init": "setup", "Communicator": "communicator", "Pending": "pending", "TopocclError": "errors", "ConfigError": "errors",
+    "init": "setup", "empty": "executor.pool", "Communicator": "communicator", "Pending": "pending", "TopocclError": "errors",
+    "ConfigError": "errors",
     "TransportError": "errors", "CollectiveTimeout": "errors", "MismatchError": "errors",
 }  # fmt: skip
 
