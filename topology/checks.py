@@ -96,7 +96,7 @@ def contradictions(case: Case) -> Iterator[Problem]:
     for one in case.contradictions:
         numbers = [value for _, value in one.values if isinstance(value, int | float)]
         wrong = one.attribute in ("rate", "bandwidth") and max(numbers) >= WRONG * min(numbers)
-        said = {who: _figure(one.attribute, value) for who, value in one.values}
+        said = {who: figure(one.attribute, value) for who, value in one.values}
         yield Problem(
             Severity.ERROR if wrong else Severity.WARNING,
             one.subject,
@@ -370,7 +370,7 @@ def _reach(start: str, near: Mapping[str, Sequence[str]]) -> set[str]:
     return reached
 
 
-def _figure(attribute: str, value: Any) -> str:
+def figure(attribute: str, value: Any) -> str:
     if attribute in ("rate", "bandwidth") and isinstance(value, int | float):
         return f"{format_rate(value)} ({rate_text(value, 'net')})"
     return format_time(value) if attribute == "latency" and isinstance(value, int | float) else str(value)

@@ -1,4 +1,8 @@
-"""What differs between two topologies: vertices, links and the placement of ranks. Names and orders do not count. Pure."""
+"""What differs between two topologies: vertices, links and the placement of ranks. The topologies' names and all orders do not count. Pure.
+
+Things are the same if their ids are. Where no host of the one is one of the other, and both have as many, the same machines may have been
+described under other names: :func:`align` then gives the hosts of the second those of the first, in their order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from topoccl.topology.graph import Link, Topology
+from topoccl.topology.graph import Link, Topology, TopologyError
+from topoccl.topology.renaming import rename_hosts
 from topoccl.topology.render.edges import rate_text
 from topoccl.topology.units import format_time
 
@@ -39,6 +44,17 @@ class Change:
                 old, new = repr(self.before.get(key)), repr(self.after.get(key))
             parts.append(f"{key} {old} -> {new}" if self.how == "changed" else f"{key} {old if self.how == 'removed' else new}")
         return f"{_SIGNS[self.how]} {self.what} {self.subject}{': ' if parts else ''}{', '.join(parts)}"
+
+
+def align(a: Topology, b: Topology) -> tuple[Topology, dict[str, str]]:
+    """``b`` with the host names of ``a``, and the new name by the old one (empty if they share names, or have not as many hosts)."""
+    if set(a.hosts) & set(b.hosts) or len(a.hosts) != len(b.hosts):
+        return b, {}
+    names = dict(zip(b.hosts, a.hosts, strict=True))
+    try:
+        return rename_hosts(b, names), names
+    except TopologyError:  # something else in b has the name of a host of a
+        return b, {}
 
 
 def compare(a: Topology, b: Topology) -> list[Change]:

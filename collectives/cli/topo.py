@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from topoccl.collectives.cli import Subparsers
 from topoccl.topology import Topology
 from topoccl.topology.discovery import assemble, discover_host
 from topoccl.topology.discovery.inventory import describe, take_inventory
-from topoccl.topology.generators import known_shapes
+from topoccl.topology.generators import is_expression, known_shapes
 from topoccl.topology.load import load
 from topoccl.topology.render import FORMATS, render, to_png
 
 _STYLES = (*FORMATS, "png")
+_HERE = "here"
 _COLORS = {"removed": "red", "added": "green", "changed": "yellow"}
 
 
@@ -27,22 +29,27 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=f"Generators: {known_shapes()}, each with options such as ,net=200Mbit/s; docs/topology-format.md has them all.",
     )
     parser.add_argument(
-        "topology", nargs="?", metavar="SPEC|FILE", help="a topology file or an expression; without it this host is discovered"
+        "topology",
+        nargs="*",
+        metavar="SPEC|FILE",
+        help="topology files or expressions, or `here` for this host as discovered, which is also shown without any; of two it is shown "
+        "what differs, and the status is 0 if nothing does, else 1",
     )
-    parser.add_argument(
-        "other", nargs="?", metavar="SPEC|FILE", help="show what differs between the two; the status is 0 if nothing does, else 1"
-    )
+    parser.add_argument("--merge", action="store_true", help="one topology of all that are given; what an earlier one states counts")
     parser.add_argument("-f", "--format", choices=_STYLES, help="by default what the name after -o says, else tree")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write there instead of to the terminal")
     parser.add_argument("--json", action="store_true", help="JSON: the same as --format json; of two topologies, their differences")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.other is not None:
+    given = [_HERE] if not args.topology else list(args.topology)
+    if len(given) == 2 and not args.merge:
         if args.format is not None or args.output is not None:
-            raise ValueError("--format and --output show one topology; two are compared as text, or with --json")
-        return _compare(load(args.topology), load(args.other), args.json)
-    topology = load(args.topology) if args.topology is not None else _discovered()
+            raise ValueError("--format and --output show one topology; two are compared as text, or with --json, or made one with --merge")
+        return _compare(_load(given[0]), _load(given[1]), args.json)
+    if len(given) > 2 and not args.merge:
+        raise ValueError(f"{len(given)} topologies: one is shown, two are compared, several are made one with --merge")
+    topology = _merged(given) if args.merge else _load(given[0])
     style = args.format or ("json" if args.json else _style_of(args.output))
     if style == "png":
         if args.output is None and sys.stdout.isatty():
@@ -66,8 +73,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(a: Topology, b: Topology, as_json: bool) -> int:
-    from topoccl.topology.compare import compare
+    from topoccl.topology.compare import align, compare
 
+    b, names = align(a, b)
+    if names:
+        pairs = ", ".join(f"{old} is {new}" for old, new in list(names.items())[:4])
+        rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        print(f"topoccl: note: no host has the same name in both; taken for the same in their order: {pairs}{rest}", file=sys.stderr)
     changes = compare(a, b)
     if as_json:
         rows = [dict(asdict(change), before=dict(change.before), after=dict(change.after)) for change in changes]
@@ -82,6 +94,30 @@ def _compare(a: Topology, b: Topology, as_json: bool) -> int:
     else:
         sys.stdout.writelines(f"{change}\n" for change in changes)
     return int(bool(changes))
+
+
+def _load(text: str) -> Topology:
+    return _discovered() if text == _HERE else load(text)
+
+
+def _merged(given: Sequence[str]) -> Topology:
+    """One topology of all; contradictions cost a line each."""
+    from topoccl.topology.checks import figure
+    from topoccl.topology.merge import Origin, Part, merge
+
+    parts = []
+    for text in given:
+        origin = Origin.SYSFS if text == _HERE else Origin.USER
+        parts.append(Part(origin, _load(text), text if is_expression(text) else Path(text).name))
+    known = {host for part in parts if part.origin is Origin.USER for host in part.topology.hosts}
+    lost = [host for part in parts if part.origin is Origin.SYSFS for host in part.topology.hosts if len(known) > 1 and host not in known]
+    if lost:
+        raise ValueError(f"this host, {lost[0]}, is none of those that are described: {', '.join(sorted(known)[:8])}")
+    merged = merge(parts)
+    for one in merged.contradictions:
+        said = ", ".join(f"{who} says {figure(one.attribute, value)}" for who, value in one.values)
+        print(f"topoccl: warning: {one.subject}: {one.attribute}: {said}; the first counts", file=sys.stderr)
+    return merged.topology
 
 
 def _discovered() -> Topology:

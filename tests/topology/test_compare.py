@@ -9,10 +9,11 @@ import pytest
 
 from topoccl.collectives.cli.main import main
 from topoccl.topology import Topology
-from topoccl.topology.compare import compare
+from topoccl.topology.compare import align, compare
 from topoccl.topology.dump import dump
 from topoccl.topology.files import loads
 from topoccl.topology.load import load
+from topoccl.topology.renaming import rename_hosts
 
 SPECS = ["cluster:4x2", "racks:2x2x2,oversub=4", "torus:2x3", "dgx-1v:2", "ring:5,ranks=2", "rails:2x2"]
 
@@ -102,3 +103,43 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topo", "ring:3", "no-such-file"]) == 2
     assert main(["topo", "cluster:2x2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "cluster:2x2"
+
+
+def test_the_same_machines_under_other_names() -> None:
+    a = load("dgx-1v:2")
+    b = rename_hosts(a, {"h0": "node7", "h1": "node9"})
+    assert compare(a, b)
+    back, names = align(a, b)
+    assert names == {"node7": "h0", "node9": "h1"}
+    assert compare(a, back) == []
+    for other in (load("dgx-1v:1"), load("cluster:2x1"), rename_hosts(a, {"h0": "node7"})):
+        assert align(a, other) == (other, {})
+    switch = loads("hosts: [{name: a, slots: 1}]\nswitches: [{name: h0, hosts: [a]}]\n")
+    assert align(load("cluster:1x1"), switch) == (switch, {})  # h0 is something else there
+
+
+def test_names_are_told_and_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, hosts in (("a", ("h0", "h1")), ("b", ("x", "y"))):
+        (tmp_path / name).write_text(dump(rename_hosts(load("cluster:2x2"), dict(zip(("h0", "h1"), hosts, strict=True)))))
+    assert main(["topo", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("taken for the same in their order: x is h0, y is h1\n")
+
+
+def test_merging_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    declared, measured = tmp_path / "declared.yaml", tmp_path / "measured.yaml"
+    declared.write_text(dump(load("cluster:2x1,net=400Gbit/s,pcie=50GB/s")))
+    measured.write_text(dump(load("cluster:2x1,net=20Gbit/s,pcie=50GB/s")))
+    assert main(["topo", "--merge", str(declared), str(measured), "-o", str(tmp_path / "both.yaml")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == (
+        "topoccl: warning: h0.eth0->sw0: bandwidth: user (declared.yaml) says 50GB/s (400 Gbit/s), "
+        "user (measured.yaml) says 2.5GB/s (20 Gbit/s); the first counts"
+    )
+    merged = load(tmp_path / "both.yaml")
+    assert {link.bandwidth for link in merged.links if link.kind == "net"} == {50e9}
+    assert main(["topo", "cluster:1x1", "cluster:1x1", "cluster:1x1"]) == 2
+    assert "3 topologies: one is shown, two are compared" in capsys.readouterr().err
+    assert main(["topo", "--merge", "cluster:2x1", "here"]) == 2
+    assert "is none of those that are described: h0, h1" in capsys.readouterr().err

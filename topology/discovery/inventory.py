@@ -29,6 +29,7 @@ from topoccl.topology.fabric import Fabric
 from topoccl.topology.formats import parse
 from topoccl.topology.graph import Topology, TopologyError, VertexKind
 from topoccl.topology.merge import Merged, Origin, Part, merge
+from topoccl.topology.renaming import rename_hosts
 from topoccl.topology.units import format_size
 
 _MAKERS = {0x10DE: "nvidia", 0x1002: "amd", 0x19E5: "huawei", 0x9999: "metax", 0x1ED5: "mthreads", 0x8086: "intel", 0x1DA3: "habana"}
@@ -105,14 +106,7 @@ def _on(host: str, topology: Topology) -> Topology:
     """A machine that its tool does not name, under this host's name."""
     if len(topology.hosts) != 1 or topology.hosts[0] == host or host in topology.vertices:
         return topology
-    old = topology.hosts[0]
-
-    def named(vertex: str) -> str:
-        return host if vertex == old else f"{host}.{vertex.removeprefix(f'{old}.')}" if vertex.startswith(f"{old}.") else vertex
-
-    vertices = [replace(v, id=named(v.id), host=None if v.host is None else named(v.host)) for v in topology.vertices.values()]
-    links = [replace(link, src=named(link.src), dst=named(link.dst)) for link in topology.links]
-    return Topology(topology.name, vertices, links, [named(slot) for slot in topology.slots])
+    return rename_hosts(topology, {topology.hosts[0]: host})
 
 
 def _from_sysfs(inventory: Inventory, host: str) -> Topology:
