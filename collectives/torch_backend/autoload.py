@@ -44,11 +44,12 @@ def _register() -> None:
 
     if NAME in Backend.backend_list:
         return
-    from topoccl.collectives.torch_backend.compat import add_rendezvous, open_monitored_barrier
+    from topoccl.collectives.torch_backend import patches
+    from topoccl.collectives.torch_backend.compat import add_rendezvous
 
     Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     add_rendezvous("mpi", _over_mpi, _completed)
-    open_monitored_barrier()
+    patches.install()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

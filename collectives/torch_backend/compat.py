@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib import import_module
@@ -131,6 +129,18 @@ class Group(_c10d.ProcessGroup):
     def get_group_store(self) -> Store | None:
         return self._store
 
+    def _get_backend(self, device: Any) -> Any:
+        """What runs the calls for tensors of ``device``: for those of the CPU the group itself, which torch asks things of a backend."""
+        if torch.device(device).type == "cpu":
+            return self
+        return super()._get_backend(device)
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    @property
+    def options(self) -> None:
+        """What a backend of torch was made with; ours takes nothing here."""
+
 
 def watch_store(store: Store) -> socket.socket | None:
     """A connection that ends when the store does, where it is one that rank 0's torch opened at an address known beforehand."""
@@ -159,26 +169,3 @@ def add_rendezvous(scheme: str, handler: Callable[..., Iterator[Any]], complete:
         return found
 
     _rendezvous_handlers["env"] = env
-
-
-def open_monitored_barrier() -> None:
-    """Lets ``torch.distributed.monitored_barrier``, which refuses all backends but Gloo by name, take our groups."""
-    module: Any = distributed_c10d
-    of_torch = module.monitored_barrier
-    if hasattr(of_torch, "__wrapped_by_topoccl__"):
-        return
-
-    @functools.wraps(of_torch)
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-        ours = module.GroupMember.WORLD if group is None else group
-        if not isinstance(ours, Group):
-            return of_torch(group, timeout, wait_all_ranks)
-        if isinstance(timeout, int | float):
-            timeout = timedelta(seconds=timeout)
-        return ours.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
-
-    monitored_barrier.__wrapped_by_topoccl__ = True  # type: ignore[attr-defined]
-    module.monitored_barrier = monitored_barrier
-    package: Any = sys.modules["torch.distributed"]
-    if hasattr(package, "monitored_barrier"):  # else it is still being imported, and will take the new one
-        package.monitored_barrier = monitored_barrier

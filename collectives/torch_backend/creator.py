@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.setup import connect
+from topoccl.collectives.torch_backend import patches
 from topoccl.collectives.torch_backend.compat import default_timeout, watch_store
+from topoccl.collectives.torch_backend.devices import with_devices
 from topoccl.collectives.torch_backend.process_group import TopocclGroup
 from topoccl.collectives.torch_backend.rendezvous import Meeting, launched_by_mpi, master_address
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 
 FAREWELL_SECONDS = 5.0
+_LOCAL_NAME = "[0-9a-f]{40}"  # names of groups made with use_local_synchronization
 
 
 class World(TopocclGroup):
@@ -33,6 +38,19 @@ class World(TopocclGroup):
         super().__init__(communicator, name, meeting.given, communicator.close)
         self._meeting: Meeting | None = meeting
         self._freed: deque[int] = deque()
+        self._local: dict[tuple[int, ...], int] = {}
+
+    def store_of_members(self, ranks: list[int]) -> Any:
+        """A store for a group that only its members make.
+
+        Torch's names for such groups count all groups of a rank, and of these not all ranks need have equally many. So members
+        meet by who they are, and by how many such groups they have made.
+        """
+        assert self._meeting is not None
+        members = tuple(ranks)
+        number = self._local[members] = self._local.get(members, 0) + 1
+        digest = hashlib.sha1(repr(members).encode(), usedforsecurity=False).hexdigest()
+        return dist.PrefixStore(f"members/{digest}/{number}", self._meeting.store)
 
     def take_number(self) -> int:
         """A number that no open sub-group has: unused ones first, so that late messages of a closed group find nobody."""
@@ -79,7 +97,14 @@ class World(TopocclGroup):
 
 
 def create(options: Any) -> TopocclGroup:
-    """What torch calls for each group, on its members.
+    """What torch calls for each group, on its members; as :func:`_create`, with backends for the other devices that were asked for."""
+    patches.install_hooks()
+    with patches.other_devices() as others:
+        return with_devices(_create(options), others, options)
+
+
+def _create(options: Any) -> TopocclGroup:
+    """A group for tensors of the CPU.
 
     Args:
         options: torch's: the group's store, this rank, the number of ranks, the timeout, the name, and the ranks in the default
@@ -91,9 +116,11 @@ def create(options: Any) -> TopocclGroup:
         TransportError, CollectiveTimeout: ranks do not reach each other.
     """
     given = options.timeout.total_seconds()
-    meeting = Meeting(options.store, options.group_rank, options.group_size, given)
-    ranks = list(options.global_ranks_in_group)
+    ranks, store = list(options.global_ranks_in_group), options.store
     world = dist.group.WORLD
+    if ranks and isinstance(world, World) and re.fullmatch(_LOCAL_NAME, options.group_id):
+        store = world.store_of_members(ranks)
+    meeting = Meeting(store, options.group_rank, options.group_size, given)
     if ranks and isinstance(world, World):
         return _subgroup(world, ranks, meeting, options.group_id, given)
     transport, config = _open(meeting)
