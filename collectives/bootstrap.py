@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,26 +26,27 @@ TAG = (1 << TAG_BITS) - 1  # of all messages of this module
 _LENGTH = 8  # bytes of the length that goes ahead of every object
 
 
-def _packed(obj: Any) -> tuple[Bytes, Bytes]:
-    data = np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8)
-    return np.frombuffer(len(data).to_bytes(_LENGTH, "little"), np.uint8), data
+def send_object(transport: Transport, peers: Sequence[int], data: bytes, tag: int = TAG) -> list[Request]:
+    """Begins to send bytes whose number only the sender knows."""
+    parts = (np.frombuffer(len(data).to_bytes(_LENGTH, "little"), np.uint8), np.frombuffer(data, np.uint8))
+    return [transport.isend(peer, tag, part) for peer in peers for part in parts]
 
 
-def _send(transport: Transport, peers: Sequence[int], length: Bytes, data: Bytes) -> list[Request]:
-    return [transport.isend(peer, TAG, part) for peer in peers for part in (length, data)]
-
-
-def _receive(transport: Transport, peers: Sequence[int], timeout: float) -> list[Bytes]:
-    """One packed object from each of ``peers``."""
+def receive_objects(
+    transport: Transport, peers: Sequence[int], timeout: float, tag: int = TAG, check: Callable[[], None] | None = None
+) -> list[Bytes]:
+    """What :func:`send_object` has sent, from each of ``peers``; for ``check`` see :meth:`Transport.wait`."""
     lengths = [np.empty(_LENGTH, np.uint8) for _ in peers]
-    transport.wait([transport.irecv(peer, TAG, length) for peer, length in zip(peers, lengths, strict=True)], timeout)
+    transport.wait([transport.irecv(peer, tag, length) for peer, length in zip(peers, lengths, strict=True)], timeout, check)
     objects = [np.empty(int.from_bytes(length.tobytes(), "little"), np.uint8) for length in lengths]
-    transport.wait([transport.irecv(peer, TAG, data) for peer, data in zip(peers, objects, strict=True)], timeout)
+    transport.wait([transport.irecv(peer, tag, data) for peer, data in zip(peers, objects, strict=True)], timeout, check)
     return objects
 
 
-def agree(transport: Transport, obj: Any, timeout: float) -> Any:
+def agree(transport: Transport, obj: Any, timeout: float, check: Callable[[], None] | None = None) -> Any:
     """What rank 0 passes as ``obj`` (a picklable object), on every rank. Binomial tree; every rank must call it.
+
+    ``check`` is called now and then while this waits, and raises to give up.
 
     Raises:
         CollectiveTimeout: naming the ranks waited for.
@@ -53,19 +54,18 @@ def agree(transport: Transport, obj: Any, timeout: float) -> Any:
     """
     rank, size = transport.rank, transport.size
     if rank == 0:
-        length, data = _packed(obj)
+        data = pickle.dumps(obj, protocol=5)
         reach = 1 << max(size - 1, 0).bit_length()
     else:
         reach = rank & -rank
-        (data,) = _receive(transport, [rank - reach], timeout)
-        length = np.frombuffer(len(data).to_bytes(_LENGTH, "little"), np.uint8)
+        data = receive_objects(transport, [rank - reach], timeout, TAG, check)[0].tobytes()
     children = []
     while reach > 1:
         reach >>= 1
         if rank + reach < size:
             children.append(rank + reach)
-    transport.wait(_send(transport, children, length, data), timeout)
-    return obj if rank == 0 else pickle.loads(data.data)
+    transport.wait(send_object(transport, children, data), timeout, check)
+    return obj if rank == 0 else pickle.loads(data)
 
 
 def exchange(transport: Transport, obj: Any, timeout: float) -> list[Any]:
@@ -74,9 +74,9 @@ def exchange(transport: Transport, obj: Any, timeout: float) -> list[Any]:
     Raises: as :func:`agree`.
     """
     if transport.rank:
-        transport.wait(_send(transport, [0], *_packed(obj)), timeout)
+        transport.wait(send_object(transport, [0], pickle.dumps(obj, protocol=5)), timeout)
         return list(agree(transport, None, timeout))
-    others = _receive(transport, range(1, transport.size), timeout)
+    others = receive_objects(transport, range(1, transport.size), timeout)
     return list(agree(transport, [obj, *(pickle.loads(data.data) for data in others)], timeout))
 
 

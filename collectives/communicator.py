@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, check_root, counts_of, expect
 from topoccl.collectives.config import check_timeout
+from topoccl.collectives.control.control import Control
+from topoccl.collectives.control.fingerprint import Fingerprint, call_text, fingerprint
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType, elements
@@ -22,7 +25,7 @@ from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.hosts import Neighbours, meet
-from topoccl.collectives.logging import Subsystem
+from topoccl.collectives.logging import Level, Subsystem
 from topoccl.collectives.messages import Message, begin_recv, begin_send
 from topoccl.collectives.pending import Pending, Worker
 from topoccl.collectives.planner import Plan, Planner
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 _CALL_BITS = 20  # counters count this many bits of messages per call
 _ALIGN = 64
 _FROM_POOL = 1 << 20  # bytes of scratch that are worth whole blocks
+_RECENT = 32  # calls that are remembered, for errors
 
 open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -47,8 +51,9 @@ class Communicator:
     method that takes ``async_op`` returns None, or with ``async_op=True`` a :class:`Pending`. Calls of one group run in the
     order in which they are made, which must be the same on every rank.
 
-    Raises (all collectives): ConfigError for arguments that do not fit together, CollectiveTimeout when peers do not come,
-    TransportError when one is gone. After an error while data was moving the group cannot be used any more.
+    Raises (all collectives): ConfigError for arguments that do not fit together, MismatchError when ranks make different calls,
+    CollectiveTimeout when peers do not come, TransportError when one is gone. What one rank raises while a call is made, all raise.
+    After that, ConfigError aside, the group cannot be used any more.
     """
 
     def __init__(
@@ -69,6 +74,10 @@ class Communicator:
         self._crowd = neighbours.crowd
         waiter = Waiter(self._arena.flags, neighbours.load(self.rank) > 1) if self._arena is not None else None
         self._runner = Runner(transport, waiter)
+        self._control: Control | None = None
+        if self.size > 1:
+            self._control = Control(transport, neighbours, self._describe)
+            self._runner.watch, self._runner.beside = self._control.check, self._control.beside
         self._planner = Planner(transport, selector, neighbours, self._announce)
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
@@ -77,6 +86,7 @@ class Communicator:
         self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
         self._last: Plan | None = None
         self._broken: BaseException | None = None
+        self._recent: list[Fingerprint | None] = [None] * _RECENT
         self._closed = False
         open_communicators.add(self)
 
@@ -276,6 +286,9 @@ class Communicator:
     def abort(self, reason: str = "aborted") -> None:
         """Makes the call in flight, and every later one, raise."""
         self._runner.aborted = TopocclError(f"group {self.name}: {reason}")
+        self._broken = self._broken or self._runner.aborted
+        if self._control is not None:
+            self._control.abort(self._runner.aborted)
 
     def settle(self, timeout: float) -> bool:
         """Takes no more asynchronous calls and waits at most ``timeout`` seconds until the open ones have ended; whether they have."""
@@ -287,12 +300,14 @@ class Communicator:
             return
         self._closed = True
         self._worker.close(self.timeout)
+        if self._control is not None:
+            self._control.leave()
         self.transport.close()
         # The shared memory and its descriptor go with the last reference to them, not when the garbage is collected.
         self._runner.forget()
         del self._planner, self._arena
         if self._last is not None:
-            self._last = Plan(self._last.agreed, self._last.segments, _no_program)
+            self._last = Plan(self._last.agreed, self._last.segments, self._last.fingerprint, _no_program)
 
     # Running
 
@@ -337,70 +352,112 @@ class Communicator:
         key = (what, root, block, bound.dtype.name, op, bound.in_place)
         plan = self._planner.find(key)
         if plan is None:
-            spec = CollectiveSpec(what, self.size, root)
-            blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
-            plan = self._plan(key, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit)
-        self._execute(plan, what, bound, limit)
+            call = fingerprint("barrier()" if what == "barrier" else call_text(what, bound.dtype.name, block, op, root))
+            self._plan_and_run(key, call, what, root, bound, block, op, limit)
+        else:
+            self._begin(plan.fingerprint, limit)
+            self._run(plan, bound, limit)
+
+    def _plan_and_run(
+        self, key: Hashable, call: Fingerprint, what: str, root: int | None, bound: Bound, block: int, op: str | None, limit: float
+    ) -> None:
+        spec = CollectiveSpec(what, self.size, root)
+        blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
+        self._begin(call, limit)
+        self._run(self._plan(key, call, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit), bound, limit)
 
     def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], limit: float) -> None:
         """all_to_all with counts: relays need everyone's, so these are gathered first; then all ranks see what does not fit."""
         rows = np.empty((self.size, 2, self.size), np.int64)
-        self._call("all_gather", None, bind("all_to_all", np.array([sending, receiving], np.int64), rows), 2 * self.size, None, limit)
+        mine = bind("all_to_all", np.array([sending, receiving], np.int64), rows)
+        key: Hashable = ("all_to_all with counts", bound.dtype.name)
+        plan = self._planner.find(key)
+        if plan is None:
+            call = fingerprint(call_text("all_to_all", bound.dtype.name) + " with counts")
+            self._plan_and_run(key, call, "all_gather", None, mine, 2 * self.size, None, limit)
+        else:
+            self._begin(plan.fingerprint, limit)
+            self._run(plan, mine, limit)
         counts = np.ascontiguousarray(rows[:, 0])
         wrong = np.argwhere(counts != rows[:, 1].T)
         if wrong.size:
             sender, receiver = wrong[0].tolist()
             raise MismatchError(
                 f"all_to_all: rank {sender} sends {counts[sender, receiver]} elements to rank {receiver}, "
-                f"which expects {rows[receiver, 1, sender]} (pairs that differ: {len(wrong)})"
+                f"which expects {rows[receiver, 1, sender]} (pairs that differ: {len(wrong)}); no data was moved, and the group goes on"
             )
-        key: Hashable = ("all_to_all", counts.tobytes(), bound.dtype.name)
+        key = ("all_to_all", counts.tobytes(), bound.dtype.name)
         plan = self._planner.find(key)
-        if plan is None:
+        if plan is not None:
+            self._begin(plan.fingerprint, limit)
+        else:
+            digest = blake2b(counts.tobytes(), digest_size=8).hexdigest()
+            call = fingerprint(f"{call_text('all_to_all', bound.dtype.name)} with counts #{digest}")
+            self._begin(call, limit)
             largest = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
             spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
             nbytes = largest * bound.dtype.itemsize
-            plan = self._plan(key, spec, nbytes, counts.reshape(-1).tolist(), bound, None, limit)
-        self._execute(plan, "all_to_all", bound, limit)
+            plan = self._plan(key, call, spec, nbytes, counts.reshape(-1).tolist(), bound, None, limit)
+        self._run(plan, bound, limit)
 
-    def _plan(
-        self, key: Hashable, spec: CollectiveSpec, nbytes: int, block: int | Sequence[int], bound: Bound, op: str | None, limit: float
-    ) -> Plan:
-        self._check_usable()
-        try:
-            return self._planner.plan(key, spec, nbytes, block, bound.dtype, op, bound.in_place, limit)
-        except (CollectiveTimeout, TransportError, MismatchError) as error:
-            why = f"did not end within its timeout of {limit:g} s" if isinstance(error, CollectiveTimeout) else "failed"
-            self._broken = type(error)(
-                f"{spec.collective} (call {self._calls + 1} of group {self.name}, rank {self.rank} of {self.size}) {why}: "
-                f"ranks had not agreed on its algorithm: {error}"
-            )
-            raise self._broken from error
+    # Every call goes through _begin, _plan unless its plan is known, and _run.
 
-    def _check_usable(self) -> None:
+    def _begin(self, call: Fingerprint, limit: float) -> None:
         if self._broken is not None:
             raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
-
-    def _execute(self, plan: Plan, what: str, bound: Bound, limit: float) -> None:
-        self._check_usable()
         self._calls = number = self._calls + 1
+        self._recent[number % len(self._recent)] = call
+        if self._control is not None:
+            try:
+                self._control.begin(call, limit)
+            except BaseException as error:
+                self._give_up(error)
+
+    def _plan(
+        self, key: Hashable, call: Fingerprint, spec: CollectiveSpec, nbytes: int, block: int | Sequence[int], bound: Bound,
+        op: str | None, limit: float,
+    ) -> Plan:  # fmt: skip
+        control = self._control
+        try:
+            return self._planner.plan(
+                key, spec, nbytes, block, bound.dtype, op, bound.in_place, call, limit, self._settle, self._check_on_others
+            )
+        except (CollectiveTimeout, TransportError, MismatchError) as error:
+            self._give_up(error, "ranks had not agreed on its algorithm")
+        except Exception:  # on all ranks alike
+            if control is not None:
+                control.end()
+            raise
+        except BaseException as error:
+            self._give_up(error)
+
+    def _settle(self) -> None:
+        if self._control is not None:
+            self._control.settle()
+
+    def _check_on_others(self) -> None:
+        if self._runner.aborted is not None:
+            raise self._runner.aborted
+        if self._control is not None:
+            self._control.check()
+
+    def _run(self, plan: Plan, bound: Bound, limit: float) -> None:
+        number = self._calls
         parity = number & 1
-
-        def describe() -> str:
-            return f"{what} (call {number} of group {self.name}, rank {self.rank} of {self.size}, {plan.agreed.schedule.label})"
-
+        control = self._control
         try:
             program = plan.program(parity)
             scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * bound.dtype.itemsize, bound.dtype)
             inp = bound.inp.copy() if bound.in_place and not plan.agreed.in_place else bound.inp
             if self._undrained[parity]:
-                self._runner.wait_all(self._undrained[parity], limit, describe)
+                self._runner.wait_all(self._undrained[parity], limit, self._describe)
             base = number << _CALL_BITS
-            self._runner.run(program, (inp, bound.out, scratch), base, limit, describe)
+            self._runner.run(program, (inp, bound.out, scratch), base, limit, self._describe)
             self._undrained[parity] = [(word, base + count) for word, count in program.drained]
+            if control is not None:
+                control.end()
         except BaseException as error:
-            self._broken = error
-            raise
+            self._give_up(error)
         for peer, moved in program.traffic.items():
             total = self._traffic[peer]
             total.sent_messages += moved.sent_messages
@@ -409,6 +466,43 @@ class Communicator:
             total.received_bytes += moved.received_bytes
         self._last = plan
         bound.finish()
+
+    def _describe(self) -> str:
+        """The present call, for errors."""
+        call = self._recent[self._calls % len(self._recent)]
+        return f"{call.text if call else '?'} (call {self._calls} of group {self.name}, rank {self.rank} of {self.size})"
+
+    def _give_up(self, error: BaseException, stage: str = "") -> NoReturn:
+        """Ends the group's life: tells the other ranks, and raises what is known of the reason."""
+        cause = error
+        control = self._control
+        if control is not None:
+            if isinstance(error, CollectiveTimeout | TransportError) and self._runner.aborted is None:
+                cause = control.explain(error, f"{self._describe()} failed: {stage}: " if stage else "")
+            control.fail(cause)
+        self._broken = cause
+        self._dump_calls(cause)
+        if cause is error:
+            raise error
+        raise cause from error
+
+    def _dump_calls(self, error: BaseException) -> None:
+        """Writes the last calls of every group of this process, where ``TOPOCCL_DEBUG`` asks for more than warnings."""
+        if self.logger.level < Level.INFO:
+            return
+        self.logger.warn(Subsystem.COLL, "group %s has failed: %s", self.name, error)
+        for group in list(open_communicators):
+            self.logger.warn(Subsystem.COLL, "%s", group.recent_calls())
+
+    def recent_calls(self) -> str:
+        """The last calls that this rank has made in this group, a line each: number, what, and whether it has ended."""
+        control, last = self._control, self._calls
+        lines = [f"rank {self.rank} of group {self.name} has made {last} calls" + (", the last ones:" if last else "")]
+        for number in range(max(1, last + 1 - len(self._recent)), last + 1):
+            call = self._recent[number % len(self._recent)]
+            open_still = control is not None and number == last and control.open
+            lines.append(f"  {number}: {call.text if call else '?'}{', not ended' if open_still else ''}")
+        return "\n".join(lines)
 
     def _scratch_for(self, nbytes: int, dtype: DType) -> Array:
         """The group's scratch memory, grown if need be: calls of a group never overlap, so they share it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from topoccl.collectives.bootstrap import exchange_or_raise
 from topoccl.collectives.errors import TopocclError
@@ -23,6 +23,7 @@ class Neighbours:
         arena: their shared memory; None for a rank that is alone or does without.
         member: each of these ranks' place in the arena.
         cpus: the CPUs that each rank of the group may run on.
+        shares: False where shared memory is turned off, on all ranks.
         reach: reads these ranks' own memory; None unless every rank of the group can do that with all that share its arena.
         least: how many ranks share a core at least, as is known of a larger group.
     """
@@ -31,6 +32,7 @@ class Neighbours:
     arena: arenas.Arena | None
     member: dict[int, int]
     cpus: tuple[frozenset[int], ...]
+    shares: bool = field(default=True, kw_only=True)
     reach: Reach | None = None
     least: float = 1.0
 
@@ -43,6 +45,16 @@ class Neighbours:
     def crowd(self) -> float:
         """``load`` of the fullest host."""
         return max(self.load(self.hosts.index(host)) for host in set(self.hosts))
+
+    @property
+    def together(self) -> list[tuple[int, ...]]:
+        """The ranks in groups that share memory, each in ascending order, by their first rank."""
+        if not self.shares:
+            return [(rank,) for rank in range(len(self.hosts))]
+        found: dict[str, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(rank)
+        return [tuple(ranks) for ranks in found.values()]
 
 
 def meet(
@@ -64,7 +76,7 @@ def meet(
         least: of the larger group that this one is part of.
     """
     if not share:
-        return Neighbours(tuple(claims), None, {}, tuple(cpus), None, least)
+        return Neighbours(tuple(claims), None, {}, tuple(cpus), None, least, shares=False)
     hosts: list[str | None] = [None] * transport.size
     mine: arenas.Arena | None = None
     member: dict[int, int] = {}

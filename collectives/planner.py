@@ -12,7 +12,7 @@ from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.bootstrap import agree
-from topoccl.collectives.errors import MismatchError
+from topoccl.collectives.control.fingerprint import Fingerprint
 from topoccl.collectives.executor.arena import area_bytes
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
@@ -47,6 +47,7 @@ class Plan:
 
     agreed: Agreed
     segments: int
+    fingerprint: Fingerprint
     make: Callable[[int], Program]
     programs: list[Program | None] = field(default_factory=lambda: [None, None])
 
@@ -99,7 +100,10 @@ class Planner:
         dtype: DType,
         op: str | None,
         in_place: bool,
+        fingerprint: Fingerprint,
         timeout: float,
+        settle: Callable[[], None],
+        check: Callable[[], None],
     ) -> Plan:
         """Makes a plan and remembers it under ``key``; every rank of the group calls this for the same call.
 
@@ -111,13 +115,15 @@ class Planner:
             dtype: the element type.
             op: the reduction, for collectives that reduce.
             in_place: whether the call's input and output share storage.
+            fingerprint: what all ranks' calls must have in common.
             timeout: seconds to wait for rank 0.
+            settle: returns when all ranks are known to have made this call; called before rank 0 is asked, so that it answers.
+            check: called now and then while its answer is waited for; raises to give up.
 
         Raises:
             CollectiveTimeout, TransportError: rank 0 or a rank between does not answer.
-            MismatchError: rank 0 makes another call.
         """
-        agreed = self._agree(spec, nbytes, dtype.itemsize, timeout)
+        agreed = self._agree(spec, nbytes, dtype.itemsize, timeout, settle, check)
         schedule = agreed.schedule
         wirings = self._wire(schedule)
         segments = agreed.choice.segments
@@ -137,25 +143,26 @@ class Planner:
         def make(parity: int) -> Program:
             return lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping, pulls)
 
-        plan = self._plans[key] = Plan(agreed, segments, make)
+        plan = self._plans[key] = Plan(agreed, segments, fingerprint, make)
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
         return plan
 
-    def _agree(self, spec: CollectiveSpec, nbytes: int, itemsize: int, timeout: float) -> Agreed:
+    def _agree(
+        self, spec: CollectiveSpec, nbytes: int, itemsize: int, timeout: float, settle: Callable[[], None], check: Callable[[], None]
+    ) -> Agreed:
         size = self.selector.size_class(spec.collective, nbytes)
         key = (spec, size, itemsize)
         agreed = self._agreed.get(key)
         if agreed is None:
+            settle()
             mine: Agreed | Exception | None = None
             if self.transport.rank == 0:
                 try:
                     mine = self._choose(spec, nbytes, itemsize)
                 except Exception as error:  # raised on every rank below
                     mine = error
-            asked, told = agree(self.transport, (key, mine), timeout)
-            if asked != key:
-                raise MismatchError(f"rank 0 calls {_call(*asked)}, rank {self.transport.rank} calls {_call(*key)}")
+            told = agree(self.transport, mine, timeout, check)
             if isinstance(told, Exception):
                 raise told
             assert isinstance(told, Agreed)
@@ -188,8 +195,3 @@ class Planner:
         if found is None:
             found = self._kernels[name, dtype] = fold_kernel(name, dtype)
         return found
-
-
-def _call(spec: CollectiveSpec, size: int, itemsize: int) -> str:
-    root = "" if spec.root is None else f" with root {spec.root}"
-    return f"{spec.collective}{root} of about {size} bytes, {itemsize} per element"

@@ -26,6 +26,7 @@ LINE = 64
 WORDS = LINE // 8
 LINES = 4096  # counters per member and parity
 _SHOWN = LINES  # behind the counters: the line in which a member shows where its buffers lie
+CONTROL = 4096  # bytes per member in which ranks tell each other of their calls (control.board)
 _HEADER = 4096
 
 
@@ -67,7 +68,8 @@ class Arena:
         self.bytes: Array = np.frombuffer(self._map, dtype=np.uint8)
         counters = members * 2 * (LINES + 1) * WORDS * 8
         self.flags = memoryview(self._map)[_HEADER : _HEADER + counters].cast("q")
-        self._data = _HEADER + counters
+        self._data = _HEADER + counters + members * CONTROL
+        self.control = memoryview(self._map)[_HEADER + counters : self._data]
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +97,7 @@ class Arena:
 
 
 def arena_size(members: int) -> int:
-    return _HEADER + members * 2 * ((LINES + 1) * LINE + area_bytes(members))
+    return _HEADER + members * (2 * ((LINES + 1) * LINE + area_bytes(members)) + CONTROL)
 
 
 def create(members: int) -> tuple[Arena, ArenaOffer]:

@@ -29,6 +29,10 @@ class Runner:
     Args:
         transport: for messages between hosts, or None in a group that never needs one.
         waiter: waits for counters in shared memory; None without shared memory.
+
+    Attributes:
+        watch: called now and then while something is waited for; raises to give up.
+        beside: messages that ``watch`` is interested in.
     """
 
     def __init__(self, transport: Transport | None, waiter: Waiter | None) -> None:
@@ -36,11 +40,14 @@ class Runner:
         self.waiter = waiter
         self.flags = _NO_FLAGS if waiter is None else waiter.flags
         self.aborted: BaseException | None = None
+        self.watch: Callable[[], None] = _nothing
+        self.beside: list[Request] = []
 
     def forget(self) -> None:
         """Lets go of the shared memory; nothing is run any more."""
         self.waiter = None
         self.flags = _NO_FLAGS
+        self.watch = _nothing
 
     def run(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Runs ``program`` on the buffers of one call.
@@ -107,12 +114,17 @@ class Runner:
         def check() -> None:
             if self.aborted is not None:
                 raise self.aborted
+            self.watch()
             if time.monotonic() > end:
                 peer = waits_for.get(word)
                 whom = "slow readers of an earlier call" if peer is None else f"rank {peer}"
                 raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {whom}")
 
         waiter.wait(word, value, check)
+
+
+def _nothing() -> None:
+    pass
 
 
 class _LaneRun:
@@ -212,11 +224,12 @@ class _LaneRun:
     def _idle(self, end: float) -> None:
         if self.runner.aborted is not None:
             raise self.runner.aborted
+        self.runner.watch()
         left = end - time.monotonic()
         if left <= 0:
             raise CollectiveTimeout(f"{self.what()} did not end within its timeout of {self.timeout:g} s: waiting for {self._missing()}")
         if self.open:
-            self.transport.progress(self.open, min(left, _POLL if self.blocked_on_memory else _PATIENCE))
+            self.transport.progress([*self.open, *self.runner.beside], min(left, _POLL if self.blocked_on_memory else _PATIENCE))
             failed = next((r for r in self.open if r.error is not None), None)
             if failed is not None:
                 raise TransportError(f"{self.what()} failed: {failed.error}") from failed.error

@@ -10,7 +10,7 @@ import atexit
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from weakref import WeakSet
@@ -24,7 +24,11 @@ Bytes = npt.NDArray[np.uint8]  # one-dimensional and contiguous
 
 ANY_SOURCE = -1
 TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire
+CONTROL_TAG = (1 << (TAG_BITS - 1)) - 1  # of the messages that keep calls in step, which are not counted
 
+
+CHECK_SECONDS = 0.02  # longest time between two looks at what else may have happened
+OWN_BITS = (1 << TAG_BITS) - 1  # of a tag on the wire
 
 _process = [os.getpid()]  # this process; a list, so that a fork can put in its own number
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
@@ -49,7 +53,7 @@ class Request:
 class PeerCounters:
     """What went to and came from one peer: messages and payload bytes as the caller counts them (never pieces or headers).
 
-    A message is counted when its request is done without error.
+    A message is counted when its request is done without error, unless its tag is :data:`CONTROL_TAG`.
     """
 
     sent_messages: int = 0
@@ -104,8 +108,11 @@ class Transport(ABC):
     def close(self) -> None:
         """Frees everything; open requests fail. A sub-group's close leaves its parent open. Safe to call twice."""
 
-    def wait(self, requests: Iterable[Request], timeout: float) -> None:
-        """Waits until all ``requests`` are done; raises the first error met, or :class:`CollectiveTimeout` after ``timeout`` seconds."""
+    def wait(self, requests: Iterable[Request], timeout: float, check: Callable[[], None] | None = None) -> None:
+        """Waits until all ``requests`` are done; raises the first error met, or :class:`CollectiveTimeout` after ``timeout`` seconds.
+
+        ``check`` is called now and then while this waits, and raises to give up.
+        """
         deadline = time.monotonic() + timeout
         pending = list(requests)
         total = len(pending)
@@ -120,6 +127,9 @@ class Transport(ABC):
             if left <= 0:
                 some = "; ".join(map(str, pending[:4])) + ("; ..." if len(pending) > 4 else "")
                 raise CollectiveTimeout(f"{self}: {len(pending)} of {total} messages still open after {timeout:g} s: {some}")
+            if check is not None:
+                check()
+                left = min(left, CHECK_SECONDS)
             self.progress(pending, left)
 
 
@@ -241,6 +251,8 @@ class Endpoint(Transport):
             self._open.discard(message)
             if error is not None:
                 message.error = error
+            elif message.tag & OWN_BITS == CONTROL_TAG:
+                pass
             elif message.is_send:
                 counters = self.counters[self._local[message.peer]]
                 counters.sent_messages += 1

@@ -1,12 +1,18 @@
 """Gloo point-to-point: the send and recv of a ``torch.distributed.ProcessGroupGloo`` of our own.
 
 Such a send or receive cannot be polled: it says that it is complete only to a thread that waits for it, and a wait that times out
-closes the connections. Handing a message to a waiting thread and back costs several times what the message does. So:
+closes the connections. Handing a message to a waiting thread and back costs several times what the message does. And a message that
+is longer than its receive ends the process, in a thread of Gloo's. So:
 
-* A message of up to :data:`SMALL` bytes is sent from a copy with one byte more, which is set, and the send is done at once. It is
-  received into a copy whose last byte is not; when that byte changes the wait will be over in no time, and is made.
-* Longer messages, and short ones that have not come for a while, are waited for by threads, without the interpreter's lock: one
-  for each stream (direction, peer, tag). Messages of a stream end in order, so no wait holds up the news of another.
+* A message of up to :data:`SMALL` bytes is sent as a frame: a copy with its length ahead and one byte more behind, which is set, and
+  the send is done at once. It is received into a buffer as large as any frame, in which the byte where that one belongs is not; when
+  it changes the wait will be over in no time, and is made.
+* Of a longer message the frame holds the bytes that are left over when the rest is cut into pieces of a few fixed sizes
+  (:data:`PIECES`). The tag of a piece tells its size, so no piece meets a receive of another length, and the frame tells when the
+  message is not what was expected.
+* Pieces, and frames that have not come for a while though someone waits for them, are waited for by threads, without the
+  interpreter's lock: one for each stream (direction, peer, tag). Messages of a stream end in order, so no wait holds up the news of
+  another.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +31,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topoccl.collectives.errors import ConfigError, TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import (
+    ANY_SOURCE,
+    CONTROL_TAG,
+    OWN_BITS,
+    TAG_BITS,
+    Bytes,
+    Endpoint,
+    Medium,
+    Message,
+    Request,
+    Transport,
+)
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
 from topoccl.collectives.transports.tag_gate import TagGate
 from topoccl.collectives.transports.waiters import Waiters
@@ -36,10 +53,16 @@ if TYPE_CHECKING:
     from torch.distributed import Store, Work
 
 SMALL = 128 * 1024  # bytes
+PIECES = (64 * SMALL, 8 * SMALL, SMALL)  # bytes
+_HEAD = 8  # bytes of a frame ahead of the message's, its length
+_FRAME = _HEAD + SMALL + 1
 _MAX_COPIES = 8 * 1024 * 1024  # bytes of small sends to one peer that Gloo may still hold when the next one is done at once
 _POLL_SECONDS = 5e-3  # seconds without a message after which threads wait for small ones, too
+_CONTROL_SECONDS = 1.0  # ... for the messages of :data:`CONTROL_TAG`, beside which others are under way
 _UNCONFIRMED = 32  # small sends to one peer, after which a thread looks whether Gloo is done with their copies
-_MAX_GROUP = (1 << (31 - TAG_BITS)) - 2  # Gloo's tags have 31 bits; the last group is ours
+_PIECE_SHIFT = 29  # Gloo's tags have 31 bits: the highest two tell a frame from the sizes of pieces
+_MAX_GROUP = (1 << (_PIECE_SHIFT - TAG_BITS)) - 2  # the last group is ours
+_BUFFERS = 16  # for frames, that are kept
 _OWN_TAG = (_MAX_GROUP + 1) << TAG_BITS
 _CONFIRM = -1  # in the place of a tag: the stream that looks after small sends
 _GRACE = 10.0  # seconds that Gloo waits longer than callers, whose errors say more
@@ -66,17 +89,56 @@ def gloo_transport(store: Store, rank: int, size: int, timeout: float, address: 
     return Endpoint(_GlooMedium(import_torch_distributed(), store, rank, size, timeout, address))
 
 
-class _Open:
-    """A message that Gloo carries."""
+class _Transfer:
+    """A message on its way; ``left`` of its parts are not complete."""
 
-    __slots__ = ("copy", "flag", "message", "tensor", "work")
+    __slots__ = ("ended", "left", "message", "source")
 
-    def __init__(self, message: Message, tensor: torch.Tensor, work: Work, copy: Bytes | None = None) -> None:
+    def __init__(self, message: Message) -> None:
         self.message = message
+        self.left = 0
+        self.source = ANY_SOURCE
+        self.ended = False
+
+
+class _Part:
+    """A frame or a piece that Gloo carries. ``buffer`` is that of a frame to be received, else None."""
+
+    __slots__ = ("buffer", "flag", "tensor", "transfer", "work")
+
+    def __init__(self, transfer: _Transfer, tensor: torch.Tensor, work: Work, buffer: _Buffer | None = None) -> None:
+        self.transfer = transfer
         self.tensor = tensor  # keeps alive what Gloo uses
         self.work = work
-        self.copy = copy  # of a small receive; else None: Gloo uses the caller's bytes
-        self.flag: Any = None if copy is None else copy.data
+        self.buffer = buffer
+        self.flag = 0 if buffer is None else _HEAD + _frame_bytes(transfer.message.nbytes)
+
+
+class _Buffer:
+    """Memory for any frame, used again."""
+
+    __slots__ = ("array", "tensor", "view")
+
+    def __init__(self, from_numpy: Callable[[Bytes], torch.Tensor]) -> None:
+        self.array: Bytes = np.empty(_FRAME, np.uint8)
+        self.view = self.array.data
+        self.tensor = from_numpy(self.array)
+
+
+def _frame_bytes(nbytes: int) -> int:
+    """How many of a message's bytes its frame holds."""
+    return nbytes if nbytes <= SMALL else nbytes % SMALL
+
+
+def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
+    """The other ones' pieces: offset, end, and the number by which their tags tell their size."""
+    found = []
+    at = _frame_bytes(nbytes)
+    for number, size in enumerate(PIECES, 1):
+        while nbytes - at >= size:
+            found.append((at, at + size, number))
+            at += size
+    return found
 
 
 _groups: weakref.WeakKeyDictionary[_GlooMedium, tuple[Any, Store]] = weakref.WeakKeyDictionary()
@@ -108,11 +170,13 @@ class _GlooMedium(Medium):
         self._lock = threading.Lock()
         self._arrival = threading.Condition()
         self._sleepers = 0
-        self._gate = TagGate()
+        self._gate = TagGate(SMALL)
         self._self = Mailbox()
-        self._polled: list[_Open] = []  # small receives
+        self._polled: list[_Part] = []  # frames to be received
+        self._buffers: list[_Buffer] = []  # for them
+        self._spoilt: set[tuple[int, int]] = set()  # peers and tags of which receives may be open that nobody wants any more
         self._patience = Patience()  # for these
-        self._unconfirmed: dict[int, list[tuple[Work, Bytes]]] = {}  # small sends by peer
+        self._unconfirmed: dict[int, list[tuple[Work, Bytes]]] = {}  # frames sent, by peer
         self._copied: dict[int, int] = {}  # bytes of these by peer, also of those that a thread is waiting for
         self._waiters = Waiters("topoccl-gloo")
         gloo = dist.ProcessGroupGloo
@@ -152,69 +216,115 @@ class _GlooMedium(Medium):
             self._ended(message, exc, ANY_SOURCE)
 
     def _start_send(self, message: Message) -> None:
-        if message.nbytes > SMALL:
-            tensor = self._from_numpy(_writable(message.data))
-            self._hand_over(_Open(message, tensor, self._group.send([tensor], message.peer, message.tag)))
-            return
-        copy = np.empty(message.nbytes + 1, np.uint8)
-        copy[:-1] = message.data
-        copy[-1] = 1
+        transfer = _Transfer(message)
+        size = _frame_bytes(message.nbytes)
+        frame = np.empty(_HEAD + size + 1, np.uint8)
+        frame[:_HEAD].view(np.int64)[0] = message.nbytes
+        frame[_HEAD:-1] = message.data[:size]
+        frame[-1] = 1
         peer = message.peer
-        tensor = self._from_numpy(copy)
+        tensor = self._from_numpy(frame)
         work = self._group.send([tensor], peer, message.tag)
-        copied = self._copied.get(peer, 0) + len(copy)
+        parts = []
+        copied = self._copied.get(peer, 0) + len(frame)
         if copied > _MAX_COPIES:  # the peer is far behind: this one is done when it is sent
-            self._hand_over(_Open(message, tensor, work))
+            parts.append(_Part(transfer, tensor, work))
+        else:
+            self._copied[peer] = copied
+            sent = self._unconfirmed.setdefault(peer, [])
+            sent.append((work, frame))
+            if len(sent) >= _UNCONFIRMED:
+                self._confirm(peer)
+        if message.nbytes > SMALL:
+            parts += self._send_or_receive_pieces(transfer, peer)
+        elif not parts:
+            self._ended(message, None, ANY_SOURCE)
             return
-        self._copied[peer] = copied
-        self._ended(message, None, ANY_SOURCE)
-        sent = self._unconfirmed.setdefault(peer, [])
-        sent.append((work, copy))
-        if len(sent) >= _UNCONFIRMED:
-            self._confirm(peer)
+        transfer.left = len(parts)
+        for part in parts:
+            self._hand_over(part)
+
+    def _send_or_receive_pieces(self, transfer: _Transfer, peer: int) -> list[_Part]:
+        message = transfer.message
+        begin = self._group.send if message.is_send else self._group.recv
+        data = _writable(message.data) if message.is_send else message.data
+        parts = []
+        for lo, hi, number in _pieces(message.nbytes):
+            tensor = self._from_numpy(data[lo:hi])
+            parts.append(_Part(transfer, tensor, begin([tensor], peer, message.tag | number << _PIECE_SHIFT)))
+        return parts
 
     def _start_receive(self, message: Message) -> None:
-        copy = None
-        data = message.data
-        if message.nbytes <= SMALL:
-            copy = data = np.empty(message.nbytes + 1, np.uint8)
-            copy[-1] = 0
-        tensor = self._from_numpy(data)
+        if (message.peer, message.tag) in self._spoilt:
+            raise RuntimeError("an earlier message with this tag had another length than expected")
+        transfer = _Transfer(message)
+        buffer = self._buffers.pop() if self._buffers else _Buffer(self._from_numpy)
+        part = _Part(transfer, buffer.tensor, None, buffer)
+        buffer.view[part.flag] = 0
         if message.peer == ANY_SOURCE:
-            work = self._group.recv_anysource([tensor], message.tag)
+            part.work = self._group.recv_anysource([buffer.tensor], message.tag)
         else:
-            work = self._group.recv([tensor], message.peer, message.tag)
-        item = _Open(message, tensor, work, copy)
-        if copy is None:
-            self._hand_over(item)
-        else:
-            self._polled.append(item)
-            self._patience.renew()
-            if self._sleepers:
-                with self._arrival:
-                    self._arrival.notify_all()
+            part.work = self._group.recv([buffer.tensor], message.peer, message.tag)
+        transfer.left = 1
+        self._polled.append(part)
+        self._patience.renew()
+        if message.nbytes > SMALL and message.peer != ANY_SOURCE:
+            self._receive_pieces(transfer, message.peer)
+        if self._sleepers:
+            with self._arrival:
+                self._arrival.notify_all()
 
-    def _hand_over(self, item: _Open) -> None:
-        message = item.message
-        self._waiters.add((message.is_send, message.peer, message.tag), partial(self._wait, item))
+    def _receive_pieces(self, transfer: _Transfer, peer: int) -> None:
+        parts = self._send_or_receive_pieces(transfer, peer)
+        transfer.left += len(parts)
+        for part in parts:
+            self._hand_over(part)
 
-    def _wait(self, item: _Open) -> None:
-        exc, source = _outcome(item)
+    def _hand_over(self, part: _Part) -> None:
+        message = part.transfer.message
+        kind = 0 if part.buffer is not None or message.nbytes <= SMALL else part.tensor.numel()
+        self._waiters.add((message.is_send, message.peer, message.tag, kind), partial(self._wait, part))
+
+    def _wait(self, part: _Part) -> None:
+        exc, source = _outcome(part)
         with self._lock:
-            self._complete(item, exc, source)
+            self._complete(part, exc, source)
 
-    def _complete(self, item: _Open, exc: RuntimeError | None, source: int) -> None:
-        message = item.message
-        if item.copy is not None and exc is None:
-            if not item.flag[-1]:
-                exc = RuntimeError("met a shorter message")
-            elif not message.done:  # its group may have been closed
-                message.data[:] = item.copy[:-1]
-        self._ended(message, exc, source)
+    def _complete(self, part: _Part, exc: BaseException | None, source: int) -> None:
+        """After the end of a part: the message's, if it was the last one or has failed."""
+        transfer, message = part.transfer, part.transfer.message
+        transfer.left -= 1
+        if part.buffer is not None and exc is None:
+            exc = self._open_frame(part, part.buffer, source)
+        if transfer.ended or (transfer.left and exc is None):
+            return
+        transfer.ended = True
+        if exc is not None and not message.is_send and message.nbytes > SMALL:
+            # What was begun for this message's pieces may meet another's.
+            self._spoilt.add((message.peer if transfer.source == ANY_SOURCE else transfer.source, message.tag))
+        self._ended(message, exc, transfer.source)
+
+    def _open_frame(self, part: _Part, buffer: _Buffer, source: int) -> BaseException | None:
+        """Takes what has come out of a frame; returns what is wrong with it."""
+        transfer, message = part.transfer, part.transfer.message
+        transfer.source = source
+        length = int.from_bytes(buffer.view[:_HEAD], "little")
+        wrong = None
+        if length != message.nbytes:
+            wrong = RuntimeError(f"met a message of {length} bytes")
+        else:
+            size = _frame_bytes(length)
+            if size and not message.done:  # its group may have been closed
+                message.data[:size] = buffer.array[_HEAD : _HEAD + size]
+            if length > SMALL and message.peer == ANY_SOURCE:
+                self._receive_pieces(transfer, source)
+        if len(self._buffers) < _BUFFERS:
+            self._buffers.append(buffer)
+        return wrong
 
     def _confirm(self, peer: int) -> None:
         """Has the copies of small sends dropped when Gloo is done with them."""
-        self._waiters.add((True, peer, _CONFIRM), partial(self._wait_for_copies, peer, self._unconfirmed.pop(peer)))
+        self._waiters.add((True, peer, _CONFIRM, 0), partial(self._wait_for_copies, peer, self._unconfirmed.pop(peer)))
 
     def _wait_for_copies(self, peer: int, sent: list[tuple[Work, Bytes]]) -> None:
         for work, _ in sent:
@@ -243,22 +353,27 @@ class _GlooMedium(Medium):
             text = f"the connection was closed: the peer has died or has closed its transport ({text})"
         return TransportError(f"{message.endpoint}: {message} failed: {text}")
 
-    def _poll(self) -> bool:
-        """Looks once at the small receives; whether one was complete."""
+    def _poll(self, requests: Sequence[Request]) -> bool:
+        """Looks once at the frames to be received; whether one was complete. Of the others, those that ``requests`` wait for for long
+        are given to threads; the rest may stay open for ever, as a wait must not."""
         with self._lock:
             polled = self._polled
-            ready = [item for item in polled if item.flag[-1]]
+            ready = [part for part in polled if part.buffer.view[part.flag]]  # type: ignore[union-attr]
             if ready:
                 # Not by their flags again: more may have changed by now.
                 gone = set(ready)
-                self._polled = [item for item in polled if item not in gone] if len(ready) < len(polled) else []
+                self._polled = [part for part in polled if part not in gone] if len(ready) < len(polled) else []
                 self._patience.renew()
-                for item in ready:
-                    self._complete(item, *_outcome(item))
-            elif polled and time.monotonic() - self._patience.since > _POLL_SECONDS:
-                self._polled = []
-                for item in polled:
-                    self._hand_over(item)
+                for part in ready:
+                    self._complete(part, *_outcome(part))
+            elif requests and polled and (idle := time.monotonic() - self._patience.since) > _POLL_SECONDS:
+                late = [part for part in polled if part.transfer.message in requests]
+                if idle < _CONTROL_SECONDS:
+                    late = [part for part in late if part.transfer.message.tag & OWN_BITS != CONTROL_TAG]
+                if late:
+                    self._polled = [part for part in polled if part not in late]
+                    for part in late:
+                        self._hand_over(part)
             return bool(ready)
 
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
@@ -271,7 +386,7 @@ class _GlooMedium(Medium):
 
         deadline = None
         while True:
-            arrived = bool(self._polled) and self._poll()
+            arrived = bool(self._polled) and self._poll(requests)
             for request in requests:
                 if request.done:
                     return
@@ -322,11 +437,12 @@ class _GlooMedium(Medium):
                     return  # any other error: this connection was closed before, which closes no other
 
 
-def _outcome(item: _Open) -> tuple[RuntimeError | None, int]:
-    """Waits for the end of a message: its error and its source."""
+def _outcome(part: _Part) -> tuple[RuntimeError | None, int]:
+    """Waits for the end of a part: its error and, of the frame of a message from any source, its source."""
     try:
-        item.work.wait()
-        return None, item.work._source_rank() if item.message.peer == ANY_SOURCE else ANY_SOURCE
+        part.work.wait()
+        anyone = part.buffer is not None and part.transfer.message.peer == ANY_SOURCE
+        return None, part.work._source_rank() if anyone else ANY_SOURCE
     except RuntimeError as exc:
         return exc, ANY_SOURCE
 

@@ -9,10 +9,12 @@ from topoccl.collectives.transports.base import ANY_SOURCE, Message
 
 class TagGate:
     """Keeps in order the receives of a tag for which any source and named ones mix, since Gloo gives a message to the named one first:
-    a receive from any source starts when no named one with its tag is open, and the other way round."""
+    a receive from any source starts when no named one with its tag is open, and the other way round. One of more than ``short`` bytes
+    from any source is the only one with its tag, since only its first part says where the rest comes from."""
 
-    def __init__(self) -> None:
-        self._open: dict[int, list[int]] = {}  # by tag: named ones and those from any source that are open
+    def __init__(self, short: int) -> None:
+        self._short = short
+        self._open: dict[int, list[int]] = {}  # by tag: named ones that are open, those from any source, and of these the long ones
         self._waiting: dict[int, deque[Message]] = {}
 
     def admit(self, message: Message) -> bool:
@@ -27,17 +29,21 @@ class TagGate:
         return False
 
     def _start(self, message: Message) -> bool:
-        opened = self._open.setdefault(message.tag, [0, 0])
+        opened = self._open.setdefault(message.tag, [0, 0, 0])
         kind = message.peer == ANY_SOURCE
-        if opened[not kind]:
+        long = kind and message.nbytes > self._short
+        if opened[not kind] or opened[2] or (long and opened[1]):
             return False
         opened[kind] += 1
+        opened[2] += long
         return True
 
     def ended(self, message: Message) -> list[Message]:
         """After the end of a receive that was admitted: those that may start now."""
         opened = self._open[message.tag]
-        opened[message.peer == ANY_SOURCE] -= 1
+        kind = message.peer == ANY_SOURCE
+        opened[kind] -= 1
+        opened[2] -= kind and message.nbytes > self._short
         started: list[Message] = []
         waiting = self._waiting.get(message.tag)
         while waiting and (waiting[0].done or self._start(waiting[0])):

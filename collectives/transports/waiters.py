@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-Stream = tuple[bool, int, int]  # whether it is for sends, peer, tag
+Stream = tuple[bool, int, int, int]  # whether it is for sends, peer, tag, and a number that keeps sizes apart
 
 
 class Waiters:

@@ -85,13 +85,51 @@ def shorter_than_expected(t: Transport) -> None:
     if t.rank == 0:
         t.wait([t.isend(1, 1, np.zeros(3, np.uint8))], 30.0)
     else:
-        with pytest.raises(TransportError, match=r"receive from rank 0 \(tag 1, 4 bytes\) failed: met a shorter message"):
+        with pytest.raises(TransportError, match=r"receive from rank 0 \(tag 1, 4 bytes\) failed: met a message of 3 bytes"):
             t.wait([t.irecv(0, 1, np.zeros(4, np.uint8))], 30.0)
+
+
+def other_lengths_than_expected(t: Transport) -> None:
+    """No length of a message ends the process of who expects another; tags are independent in this, too."""
+    lengths = [
+        (6, 4),
+        (100_000, 10),
+        (10, 100_000),
+        (300_000, 10),
+        (10, 300_000),
+        (300_000, 131_072),
+        (5_000_000, 300_000),
+        (300_000, 9_000_000),
+    ]
+    for tag, (sent, expected) in enumerate(lengths, 10):
+        for peer in (1, -1):  # -1: from any rank
+            if t.rank == 0:
+                t.isend(1, tag if peer == 1 else tag + 100, np.zeros(sent, np.uint8))
+            else:
+                with pytest.raises(TransportError, match=f"met a message of {sent} bytes"):
+                    t.wait([t.irecv(0 if peer == 1 else -1, tag if peer == 1 else tag + 100, np.zeros(expected, np.uint8))], 30.0)
+    if t.rank == 1:  # once pieces may have met the wrong ones, a tag cannot be used any more
+        with pytest.raises(TransportError, match="an earlier message with this tag had another length"):
+            t.wait([t.irecv(0, 16, np.zeros(4, np.uint8))], 30.0)
+    got = np.zeros(400_000, np.uint8)
+    t.wait([t.isend(1 - t.rank, 99, np.full(400_000, t.rank, np.uint8)), t.irecv(1 - t.rank, 99, got)], 30.0)
+    assert (got == 1 - t.rank).all()
 
 
 COMMANDS = {
     **CHECKS,
-    **{c.__name__: c for c in (die, see_rank_one_die, close_with_open_messages, run_ahead, last_words, shorter_than_expected)},
+    **{
+        c.__name__: c
+        for c in (
+            die,
+            see_rank_one_die,
+            close_with_open_messages,
+            run_ahead,
+            last_words,
+            shorter_than_expected,
+            other_lengths_than_expected,
+        )
+    },
 }
 
 

@@ -158,5 +158,6 @@ def test_gloo_buffers_short_messages_within_bounds_and_closes_in_time() -> None:
     ranks = GlooRanks(2)
     ranks.do("run_ahead")
     ranks.do("shorter_than_expected")
+    ranks.do("other_lengths_than_expected")
     ranks.do("close_with_open_messages")
     assert ranks.end() == [0, 0]

@@ -1,0 +1,194 @@
+"""Messages among one rank of each host, beside the data: everyone hears of everyone in log2(hosts) rounds, in a pattern that depends on
+nothing but the group.
+
+In round k a leader sends to the one 2^k places on and hears from the one 2^k places back, whether all calls are the same that its
+sender knows of by then (dissemination). All messages have one length. The receives of a call are begun when the one before is decided,
+so a leader that gives up, or leaves, can be heard at any time: it sends its last words in the place of what it would have sent next.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topoccl.collectives.bootstrap import receive_objects, send_object
+from topoccl.collectives.control.failure import Failure, mismatch_text
+from topoccl.collectives.control.fingerprint import Fingerprint
+from topoccl.collectives.errors import TransportError
+from topoccl.collectives.transports.base import CONTROL_TAG
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Bytes, Request, Transport
+
+_HEAD = struct.Struct("<qqqqq")  # what it is, the call's number, its value, and of a failure: kind, rank
+_TEXT = 600
+_SIZE = _HEAD.size + _TEXT
+_SAME, _DIFFERENT, _FAILED, _LEFT = range(4)
+_REPORT_TAG = CONTROL_TAG - 1
+_REPORT = 32 * 1024
+
+Attendance = tuple[list[int], dict[int, tuple[int, str]]]  # the ranks that have made a call, and of the others the last one
+
+
+class Leaders:
+    """This rank's messages with the leaders of other hosts.
+
+    Args:
+        transport: the group's.
+        hosts: the ranks of each host, the leader first, in an order that is the same on all ranks.
+    """
+
+    def __init__(self, transport: Transport, hosts: Sequence[Sequence[int]]) -> None:
+        self.transport = transport
+        self.hosts = hosts
+        self.ranks = [ranks[0] for ranks in hosts]
+        self.me = self.ranks.index(transport.rank)
+        size = len(hosts)
+        reaches = [1 << k for k in range((size - 1).bit_length())]
+        self._to = [self.ranks[(self.me + reach) % size] for reach in reaches]
+        self._from = [self.ranks[(self.me - reach) % size] for reach in reaches]
+        self._incoming: list[tuple[Request, Bytes]] = []
+        self._number = 0
+        self._value = 0
+        self._call: Fingerprint | None = None
+        self._sent = self._heard = 0
+        self._same = True
+        self._decided = True
+        self._over = False
+
+    def begin(self, number: int, call: Fingerprint) -> None:
+        if not self._incoming:
+            self._listen()
+        self._number, self._value, self._call = number, call.value + number, call
+        self._sent = self._heard = 0
+        self._same = True
+        self._decided = False
+
+    def _listen(self) -> None:
+        buffers = [np.empty(_SIZE, np.uint8) for _ in self._from]
+        self._incoming = [(self.transport.irecv(peer, CONTROL_TAG, data), data) for peer, data in zip(self._from, buffers, strict=True)]
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The request that must end for the call to be decided."""
+        return [self._incoming[self._heard][0]] if self._heard < self._sent else []
+
+    def advance(self, same: bool) -> bool | None:
+        """Goes as far as it can without waiting; ``same`` says whether the calls of this host are.
+
+        Returns:
+            Whether all calls of the group are the same; None while this is not known.
+
+        Raises:
+            HeardFailure: a leader has given up, or left.
+        """
+        self._same &= same
+        while True:
+            if self._heard == self._sent:
+                if self._sent == len(self._to):
+                    if not self._decided:
+                        self._decided = True
+                        if self._same:
+                            self._listen()
+                    return self._same
+                self._send(self._to[self._sent], _SAME if self._same else _DIFFERENT, None, self._number)
+                self._sent += 1
+            request, data = self._incoming[self._heard]
+            if not request.done:
+                return None
+            what, value = self._read(self._from[self._heard], request, data)
+            self._same &= what == _SAME and value == self._value
+            self._heard += 1
+
+    def listen(self) -> None:
+        """Looks, after a call was decided, whether a leader has given up meanwhile; raises as :meth:`advance`."""
+        if self._decided:
+            for peer, (request, data) in zip(self._from, self._incoming, strict=True):
+                if request.done and request.error is None:
+                    what, number, *_ = _HEAD.unpack_from(data.data)
+                    if what == _FAILED and number <= self._number:
+                        self._read(peer, request, data)
+
+    def _read(self, peer: int, request: Request, data: Bytes) -> tuple[int, int]:
+        if request.error is not None:
+            raise request.error
+        what, number, value, kind, rank = _HEAD.unpack_from(data.data)
+        text = bytes(data[_HEAD.size :]).rstrip(b"\0").decode(errors="replace")
+        if what == _FAILED:
+            raise HeardFailure(Failure(kind, rank, text))
+        if what == _LEFT:
+            raise HeardFailure(Failure.of(peer, TransportError(f"it has left the group after call {number}, {text}")))
+        return what, value
+
+    def _send(self, peer: int, what: int, failure: Failure | None, number: int) -> None:
+        text = b"" if self._call is None else self._call.data
+        kind = rank = 0
+        if failure is not None:
+            kind, rank, text = failure.kind, failure.rank, failure.text.encode()[:_TEXT]
+        message = _HEAD.pack(what, number, self._value, kind, rank) + text.ljust(_TEXT, b"\0")
+        self.transport.isend(peer, CONTROL_TAG, np.frombuffer(message, np.uint8))
+
+    def exchange(self, mine: Attendance, seconds: float) -> dict[int, Attendance]:
+        """When leaders give up a call that some have not made: what those that have say within ``seconds``, by leader."""
+        data = np.zeros(_REPORT, np.uint8)
+        text = pickle.dumps(mine)
+        if len(text) > _REPORT:
+            text = pickle.dumps((mine[0], {rank: (number, "") for rank, (number, _) in mine[1].items()}))
+        if len(text) > _REPORT:
+            text = pickle.dumps((mine[0], {}))
+        data[: len(text)] = np.frombuffer(text, np.uint8)
+        incoming = {}
+        for leader in self.ranks:
+            if leader != self.transport.rank:
+                self.transport.isend(leader, _REPORT_TAG, data)
+                buffer = np.empty(_REPORT, np.uint8)
+                incoming[leader] = (self.transport.irecv(leader, _REPORT_TAG, buffer), buffer)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            waiting = [request for request, _ in incoming.values() if not request.done]
+            if not waiting:
+                break
+            self.transport.progress(waiting, left)
+        heard = {leader: buffer for leader, (request, buffer) in incoming.items() if request.done and request.error is None}
+        return {self.transport.rank: mine, **{leader: pickle.loads(buffer.tobytes()) for leader, buffer in heard.items()}}
+
+    def fail(self, failure: Failure, number: int) -> None:
+        """Tells the leaders that hear of this one that it will not end call ``number``."""
+        self._last_words(_FAILED, failure, number)
+
+    def leave(self) -> None:
+        """Tells them that this rank makes no more calls."""
+        self._last_words(_LEFT, None, self._number)
+
+    def _last_words(self, what: int, failure: Failure | None, number: int) -> None:
+        if self._over or self._call is None:
+            return
+        self._over = True
+        for peer in self._to:
+            self._send(peer, what, failure, number)
+
+    def tell_calls(self, calls: dict[int, str], call: str, seconds: float) -> str:
+        """Once all leaders know that calls differ: a text about the calls of all ranks, from those of each host."""
+        self._over = True
+        if self.me:
+            self.transport.wait(send_object(self.transport, [self.ranks[0]], pickle.dumps(calls), CONTROL_TAG), seconds)
+            return receive_objects(self.transport, [self.ranks[0]], seconds, CONTROL_TAG)[0].tobytes().decode()
+        everyone = dict(calls)
+        for data in receive_objects(self.transport, self.ranks[1:], seconds, CONTROL_TAG):
+            everyone.update(pickle.loads(data.tobytes()))
+        text = mismatch_text(everyone, call)
+        self.transport.wait(send_object(self.transport, self.ranks[1:], text.encode(), CONTROL_TAG), seconds)
+        return text
+
+
+class HeardFailure(Exception):
+    """Another leader has given up, or left; for the caller to turn into an error about its call."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
