@@ -26,6 +26,7 @@ class Neighbours:
         shares: False where shared memory is turned off, on all ranks.
         reach: reads these ranks' own memory; None unless every rank of the group can do that with all that share its arena.
         least: how many ranks share a core at least, as is known of a larger group.
+        problem: why ranks that could share memory do not; empty when they do.
     """
 
     hosts: tuple[str, ...]
@@ -35,6 +36,7 @@ class Neighbours:
     shares: bool = field(default=True, kw_only=True)
     reach: Reach | None = None
     least: float = 1.0
+    problem: str = ""
 
     def load(self, rank: int) -> float:
         """How many ranks share a core on ``rank``'s host, at least 1."""
@@ -64,7 +66,7 @@ def meet(
     """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
 
     For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and
-    try among themselves, until everyone is placed.
+    try among themselves, until everyone is placed. Where there is no memory for an arena every rank is a host of its own.
 
     Args:
         transport: the group's.
@@ -81,6 +83,7 @@ def meet(
     mine: arenas.Arena | None = None
     member: dict[int, int] = {}
     door = Door()
+    problem_seen = ""
     while True:
         groups: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
@@ -94,16 +97,21 @@ def meet(
             break
         group = waiting.get(claims[transport.rank], []) if hosts[transport.rank] is None else []
         leads = bool(group) and group[0] == transport.rank
-        offer: arenas.ArenaOffer | TopocclError | None = None
+        offer: arenas.ArenaOffer | str | None = None
         opened: arenas.Arena | None = None
         problem: TopocclError | None = None
         if leads:
             try:
                 opened, offer = arenas.create(len(group))
             except OSError as error:
-                offer = _lacking(len(group), error)
+                offer = str(_lacking(len(group), error))
         offers = exchange_or_raise(transport, offer, timeout)
-        if group and not leads:
+        refused = {claim: str(offers[ranks[0]]) for claim, ranks in waiting.items() if isinstance(offers[ranks[0]], str)}
+        for claim, why in refused.items():
+            problem_seen = problem_seen or why
+            for r in waiting.pop(claim):
+                hosts[r] = _name(claim, r, hosts)
+        if group and not leads and claims[transport.rank] not in refused:
             try:
                 opened = arenas.join(offers[group[0]], len(group))
             except OSError as error:
@@ -120,7 +128,7 @@ def meet(
                 mine = opened
                 member = {r: i for i, r in enumerate(ranks) if joined[r]}
     reach = _reach(transport, door, mine, member, timeout) if attach and len(set(hosts)) < transport.size else None
-    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus), reach, least)
+    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus), reach, least, problem_seen)
 
 
 def _reach(transport: Transport, door: Door, arena: arenas.Arena | None, member: dict[int, int], timeout: float) -> Reach | None:

@@ -72,6 +72,8 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.shm and (reason := supported()):
         logger.warn_once("shm", Subsystem.SHM, "shared memory is not used: %s", reason)
     neighbours, topology = seen.neighbours, seen.topology
+    if neighbours.problem:
+        logger.warn_once("arena", Subsystem.SHM, "shared memory is not used on a host: %s", neighbours.problem)
     if config.attach and neighbours.arena is not None and neighbours.reach is None:
         logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)

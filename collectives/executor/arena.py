@@ -4,10 +4,14 @@ The lowest rank of each host makes a memfd; the others open it through /proc, so
 nothing is left when ranks die. Every member owns a table of counters and an area for messages, each twice (for calls with
 even and odd sequence numbers), so that a call rarely waits for slow readers of the one before.
 
-Memory ordering: counters are aligned 8-byte words, written by one rank each. A writer stores the data and then the counter; a
-reader sees the counter and then reads the data. x86-64 keeps the order of stores and of loads (total store order), so plain
-stores are enough there. Other processors may reorder them, and nothing in Python gives a release/acquire pair between
-processes; there :func:`supported` says no and ranks use the transport.
+Memory ordering: counters are aligned 8-byte words, written by one rank each. A writer stores the data (or where its buffers lie)
+and then the counter; a reader sees the counter and then reads the data; a reader that is done stores its own counter, and the
+writer sees that before it writes again. So what is needed is that stores are seen in the order in which they were made, and loads made in
+the order in which they are written. x86-64 guarantees both for ordinary stores and loads (total store order), ``rep movsb`` and what
+the kernel copies for process_vm_readv included, since the system call returns before the next store; NumPy and the C library end
+non-temporal stores with a fence. Nobody needs a load to wait for an earlier store of its own to another place, which is what x86-64 does
+reorder. Other processors reorder more, and nothing in Python gives a release/acquire pair between processes; there
+:func:`supported` says no, and ranks use the transport.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ import mmap
 import os
 import platform
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from topoccl.collectives.errors import TopocclError
 from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.pool import reserve
 
 LINE = 64
 WORDS = LINE // 8
@@ -67,6 +74,9 @@ class Arena:
             self._fd = fd
         self.bytes: Array = np.frombuffer(self._map, dtype=np.uint8)
         counters = members * 2 * (LINES + 1) * WORDS * 8
+        with suppress(OSError, AttributeError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._reserved: dict[tuple[int, int], int] = {}
         self.flags = memoryview(self._map)[_HEADER : _HEADER + counters].cast("q")
         self._data = _HEADER + counters + members * CONTROL
         self.control = memoryview(self._map)[_HEADER + counters : self._data]
@@ -90,6 +100,23 @@ class Arena:
         """The index in ``flags`` of the line in which a member shows its buffers."""
         return self.word(member, parity, _SHOWN)
 
+    def reserve(self, member: int, parity: int, nbytes: int) -> None:
+        """Makes sure that the first ``nbytes`` of a member's area exist, so that a lack of memory is an error here and no signal later.
+
+        Raises:
+            TopocclError: there is no memory.
+        """
+        have = self._reserved.get((member, parity), 0)
+        if nbytes <= have:
+            return
+        start = self._data + (member * 2 + parity) * self.area
+        begin = (start + have) // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            reserve(self._map, self._fd, begin, start + nbytes - begin)
+        except OSError as error:
+            raise TopocclError(f"{nbytes} bytes of memory for messages to ranks of this host cannot be had: {error}") from None
+        self._reserved[member, parity] = nbytes
+
     def slot(self, member: int, parity: int, offset: int, nbytes: int) -> Array:
         """A message slot as bytes."""
         start = self._data + (member * 2 + parity) * self.area + offset
@@ -103,7 +130,12 @@ def arena_size(members: int) -> int:
 def create(members: int) -> tuple[Arena, ArenaOffer]:
     """Makes the arena of a host with ``members`` ranks."""
     fd = os.memfd_create("topoccl", os.MFD_CLOEXEC)
-    os.ftruncate(fd, arena_size(members))
+    try:
+        os.ftruncate(fd, arena_size(members))
+        os.posix_fallocate(fd, 0, arena_size(members) - members * 2 * area_bytes(members))  # the counters: all ranks touch them
+    except OSError:
+        os.close(fd)
+        raise
     token = secrets.token_bytes(16)
     os.pwrite(fd, token, 0)
     return Arena(fd, members), ArenaOffer(os.getpid(), fd, token, arena_size(members))

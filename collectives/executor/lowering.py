@@ -68,6 +68,8 @@ class Lowering:
         self.in_place = in_place
         self.frame = Frame() if pulls else None
         self.layout = None if pulls else Layout(wiring, geometry, site.arena.area if site.arena else 0)
+        if site.arena is not None and self.layout is not None and self.layout.extent.get(site.rank):
+            site.arena.reserve(site.member[site.rank], parity, self.layout.extent[site.rank])
         self.slot_elems = geometry.scratch_slot_elems(site.rank)
         self.slots = 1 if not self.slot_elems else min(schedule.slots, geometry.segments) or geometry.segments
         self.scratch = self.slots * self.slot_elems

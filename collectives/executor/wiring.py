@@ -112,6 +112,7 @@ class Layout:
         self.offset: dict[int, int] = {}  # by id(ring)
         self.slot: dict[int, int] = {}
         self.depth: dict[int, int] = {}
+        self.extent: dict[int, int] = {}  # bytes that a rank's slots take in its area
         worst = 0
         for rank, rings in wiring.rings.items():
             slots = [max(self._message(schedule, geometry, rank, step) for step in ring.steps) for ring in rings]
@@ -124,6 +125,7 @@ class Layout:
                 depth = schedule.fifo * min(spare, max(1, -(-8 // schedule.fifo)))
                 self.offset[id(ring)], self.slot[id(ring)], self.depth[id(ring)] = at, nbytes, depth
                 at += nbytes * depth
+            self.extent[rank] = at
         self.fits = worst <= area
 
     @staticmethod
