@@ -11,6 +11,7 @@ from topoccl.algorithms.builders import (
     all_to_all_bruck,
     all_to_all_direct,
     all_to_all_pairwise,
+    all_to_all_routed,
     all_to_all_two_level,
     barrier,
     broadcast_scatter_allgather,
@@ -51,6 +52,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     *all_to_all_direct.ALGORITHMS,
     *all_to_all_bruck.ALGORITHMS,
     *all_to_all_two_level.ALGORITHMS,
+    *all_to_all_routed.ALGORITHMS,
 )
 """A new algorithm is one more line here."""
 
