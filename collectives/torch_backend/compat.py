@@ -30,6 +30,9 @@ ReduceScatterOptions = _c10d.ReduceScatterOptions
 ScatterOptions = _c10d.ScatterOptions
 Work: Any = _c10d.Work
 
+profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+RecordFunction: Any = torch._C._profiler._RecordFunctionFast
+
 default_timeout: float = default_pg_timeout.total_seconds()  # which torch passes when the user says nothing
 
 _Op = _c10d.ReduceOp.RedOpType

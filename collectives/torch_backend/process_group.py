@@ -13,8 +13,9 @@ from torch import Tensor
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.torch_backend import blocks, compat, sparse, work
 from topoccl.collectives.torch_backend.blocks import single, single_list
-from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, reduction, seconds
+from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, profiling, reduction, seconds
 from topoccl.collectives.torch_backend.roll_call import RollCall
+from topoccl.collectives.torch_backend.tracing import traced, traced_message
 from topoccl.collectives.torch_backend.work import Done, done
 
 if TYPE_CHECKING:
@@ -51,14 +52,23 @@ class TopocclGroup(compat.Group):
     def _run(self, outputs: Any, opts: Any, method: Callable[..., Any], *args: Any, **named: Any) -> Done:
         """One call of the communicator."""
         timeout = seconds(opts.timeout)
+        if profiling():
+            return self._run_all(outputs, opts, lambda limit: method(*args, timeout=limit, **named), method.__name__, args)
         if not opts.asyncOp and self._coalesced is None:
             method(*args, timeout=timeout, **named)
             return done(outputs)
         return self._began(work.call(method(*args, async_op=True, timeout=timeout, **named), outputs))
 
-    def _run_all(self, outputs: Any, opts: Any, steps: Callable[[float | None], None]) -> Done:
-        """Several calls of the communicator and copies around them, as one call; ``steps`` is given the timeout of each."""
+    def _run_all(self, outputs: Any, opts: Any, steps: Callable[[float | None], Any], name: str = "", tensors: Sequence[Any] = ()) -> Done:
+        """Several calls of the communicator and copies around them, as one call; ``steps`` is given the timeout of each.
+
+        ``name`` and ``tensors`` are what the profiler shows.
+        """
         timeout = seconds(opts.timeout)
+        if profiling():
+            shown = [one for one in tensors if isinstance(one, Tensor)]
+            async_op = opts.asyncOp or self._coalesced is not None
+            return self._began(traced(self.communicator, name, shown, outputs, lambda: steps(timeout), async_op=async_op))
         if not opts.asyncOp and self._coalesced is None:
             self.communicator.together(lambda: steps(timeout))
             return done(outputs)
@@ -78,8 +88,8 @@ class TopocclGroup(compat.Group):
         tensor = single(tensors)
         op, factor = reduction(opts.reduceOp)
         if tensor.layout is not torch.strided:
-            return self._run_all([tensor], opts, sparse.all_reduce(self.communicator, tensor, op))
-        if opts.asyncOp or self._coalesced is not None:
+            return self._run_all([tensor], opts, sparse.all_reduce(self.communicator, tensor, op), "all_reduce", [tensor._values()])
+        if opts.asyncOp or self._coalesced is not None or profiling():
             return self._run([tensor], opts, self.communicator.all_reduce, tensor, None, op, factor=factor)
         # What _run does, in half the time: small synchronous calls are many.
         self.communicator.all_reduce(tensor, None, op, factor=factor, timeout=seconds(opts.timeout))
@@ -103,7 +113,7 @@ class TopocclGroup(compat.Group):
                 if blocks.adjacent(same) is None:
                     blocks.spread(flat, same)
 
-        return self._run_all(tensors, opts, steps)
+        return self._run_all(tensors, opts, steps, "all_reduce", tensors)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ReduceOptions, opts, op=op, timeout=timeout)
@@ -125,7 +135,7 @@ class TopocclGroup(compat.Group):
             for src, dst in pairs:
                 self.communicator.reduce_scatter(src, dst, op, factor=factor, timeout=limit)
 
-        return self._run_all(list(outputs), opts, steps)
+        return self._run_all(list(outputs), opts, steps, "reduce_scatter", inputs)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ReduceScatterOptions, opts, timeout=timeout)
@@ -144,7 +154,7 @@ class TopocclGroup(compat.Group):
             self.communicator.reduce_scatter(blocks.padded(parts, width), mine, op, factor=factor, timeout=limit)
             blocks.unpack(mine.view(1, -1), [output])
 
-        return self._run_all([output], opts, steps)
+        return self._run_all([output], opts, steps, "reduce_scatter", [*parts, output])
 
     # Gathering and spreading
 
@@ -160,12 +170,13 @@ class TopocclGroup(compat.Group):
             for src, dst in pairs:
                 self.communicator.all_gather(src, dst, timeout=limit)
 
-        return self._run_all(list(outputs), opts, steps)
+        return self._run_all(list(outputs), opts, steps, "all_gather", inputs)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.AllgatherOptions, opts, timeout=timeout)
-        steps, parts = self._all_gather(single_list(output_tensors), single(input_tensors))
-        return self._run_all([parts], opts, steps)
+        tensor = single(input_tensors)
+        steps, parts = self._all_gather(single_list(output_tensors), tensor)
+        return self._run_all([parts], opts, steps, "all_gather", [tensor, *parts])
 
     def allgather_coalesced(self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         opts = options(compat.AllgatherOptions, opts)
@@ -176,7 +187,7 @@ class TopocclGroup(compat.Group):
             for one, _ in made:
                 one(limit)
 
-        return self._run_all([list(lists) for lists in output_lists], opts, steps)
+        return self._run_all([list(lists) for lists in output_lists], opts, steps, "all_gather", inputs)
 
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> tuple[Callable[[float | None], None], list[Tensor]]:
         parts = self._per_rank("all_gather", "outputs", outputs)
@@ -224,7 +235,7 @@ class TopocclGroup(compat.Group):
             if into is None:
                 blocks.spread(flat, parts)
 
-        return self._run_all([parts] if parts else [], opts, steps)
+        return self._run_all([parts] if parts else [], opts, steps, "gather", [tensor, *parts])
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ScatterOptions, opts, timeout=timeout)
@@ -244,7 +255,7 @@ class TopocclGroup(compat.Group):
             dst, src, receiving, sending = self._to_root(root, output, flat, counts)
             self.communicator.all_to_all(src, dst, sending, receiving, timeout=limit)
 
-        return self._run_all([output], opts, steps)
+        return self._run_all([output], opts, steps, "scatter", [*parts, output])
 
     def _same_sizes(self, root: int, counts: list[int], limit: float | None) -> bool:
         """Whether the tensors of ``root``'s list are equally large; only ``root`` knows."""
@@ -285,7 +296,7 @@ class TopocclGroup(compat.Group):
             if into is None:
                 blocks.spread(flat, receiving)
 
-        return self._run_all(receiving, opts, steps)
+        return self._run_all(receiving, opts, steps, "all_to_all", sending)
 
     # Waiting for each other
 
@@ -300,15 +311,20 @@ class TopocclGroup(compat.Group):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(work.mail(self.communicator.send(tensor, dst, tag, async_op=True), [tensor]))
+        return self._message("send", tensor, dst, lambda: self.communicator.send(tensor, dst, tag, async_op=True))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(work.mail(self.communicator.recv(tensor, src, tag, async_op=True), [tensor]))
+        return self._message("recv", tensor, src, lambda: self.communicator.recv(tensor, src, tag, async_op=True))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
         tensor = single(tensors)
-        return self._began(work.mail(self.communicator.recv(tensor, None, tag, async_op=True), [tensor]))
+        return self._message("recv", tensor, None, lambda: self.communicator.recv(tensor, None, tag, async_op=True))
+
+    def _message(self, name: str, tensor: Tensor, peer: int | None, begin: Callable[[], Any]) -> Done:
+        if profiling():
+            return self._began(traced_message(name, tensor, peer, begin))
+        return self._began(work.mail(begin(), [tensor]))
 
     # Several calls as one
 

@@ -166,6 +166,7 @@ class _GlooMedium(Medium):
         self.rank = rank
         self.size = size
         self._from_numpy = torch.from_numpy
+        self._profiler: Any = torch._C._autograd
         self._timeout = timeout
         self._lock = threading.Lock()
         self._arrival = threading.Condition()
@@ -207,6 +208,10 @@ class _GlooMedium(Medium):
                 self._start(message)
 
     def _start(self, message: Message) -> None:
+        # Gloo's own events end with the message, which crashes a profiler that has been stopped by then.
+        profiled = self._profiler._profiler_enabled()
+        if profiled:
+            self._profiler._enable_record_function(False)
         try:
             if message.is_send:
                 self._start_send(message)
@@ -214,6 +219,9 @@ class _GlooMedium(Medium):
                 self._start_receive(message)
         except RuntimeError as exc:
             self._ended(message, exc, ANY_SOURCE)
+        finally:
+            if profiled:
+                self._profiler._enable_record_function(True)
 
     def _start_send(self, message: Message) -> None:
         transfer = _Transfer(message)
