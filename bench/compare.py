@@ -1,5 +1,7 @@
 """Times topoccl, Gloo, Open MPI and a plain memory copy side by side: ``mpirun -n 2 python bench/compare.py all_reduce -b 4 -e 256M``.
 
+Several collectives may be named, separated by commas, or ``all``.
+
 All contenders run in the same processes, in alternating batches of back-to-back calls; a batch's time is that of its slowest
 rank, and what is shown is the median over batches. Between batches ranks wait in Gloo, which sleeps: nobody who is not
 being timed spins.
@@ -18,12 +20,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from topoccl.bench.suite.contenders import COLLECTIVES, CommunicatorContender, CopyContender, MpiContender, TorchContender
-from topoccl.topology.units import format_size, parse_size, parse_time
+from topoccl.topology.units import format_size, format_time, parse_size, parse_time
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="compare.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("collective", choices=COLLECTIVES)
+    parser.add_argument("collectives", help=f"one or more of {', '.join(COLLECTIVES)}, separated by commas, or all")
     parser.add_argument("-b", "--minbytes", type=parse_size, default=4, help="smallest size (4)")
     parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20, help="largest size (64M)")
     parser.add_argument("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
@@ -33,6 +35,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-J", "--output_file", help="also write the results as JSON")
     parser.add_argument("--plot", help="also draw times against sizes, both logarithmic, into this PNG or SVG file")
     args = parser.parse_args()
+    args.collectives = list(COLLECTIVES) if args.collectives == "all" else args.collectives.split(",")
+    unknown = [name for name in args.collectives if name not in COLLECTIVES]
+    if unknown:
+        parser.error(f"unknown collective {unknown[0]!r}; known: {', '.join(COLLECTIVES)}, all")
     if args.stepfactor < 2 or args.minbytes > args.maxbytes or args.batches < 1:
         parser.error("expected -f of at least 2, -b at most -e, and at least 1 batch")
     return args
@@ -59,11 +65,19 @@ class Comparison:
             "gloo": lambda name: TorchContender(name, self.quiet),
             "communicator": lambda name: CommunicatorContender(name, self.communicator),
             "mpi": MpiContender,
-            "copy": lambda _: CopyContender(self.ranks),
+            "copy": lambda _: CopyContender(self.rank, self.ranks),
         }
         if "OMPI_COMM_WORLD_RANK" not in os.environ:
             left_out = left_out | {"mpi"}
         self.contenders = [make(name) for name, make in known.items() if name not in left_out]
+
+    @property
+    def label(self) -> str:
+        """What the communicator's last call ran."""
+        choice = self.communicator.last_choice
+        if choice is None:
+            return ""
+        return f"{choice.schedule.label} {'pulled' if choice.pulls else f'x{self.communicator.last_segments}'}"
 
     def slowest(self, seconds: float) -> float:
         import torch
@@ -98,51 +112,73 @@ def ratio(times: dict[str, float], peer: str, ours: str) -> str:
     return f"{times[peer] / times[ours]:.2f}" if peer in times and ours in times else "-"
 
 
-def plot(path: str, collective: str, rows: list[dict[str, Any]]) -> None:
+def plot(path: str, rows: list[dict[str, Any]]) -> None:
+    """One panel per collective: time against size, both logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
 
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for name in rows[0]["seconds"]:
-        axes.plot([r["bytes"] for r in rows], [r["seconds"][name] * 1e6 for r in rows], marker="o", markersize=3, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds", title=f"{collective}, {rows[0]['ranks']} ranks")
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
+    names = list(dict.fromkeys(row["collective"] for row in rows))
+    columns = min(len(names), 3)
+    lines = -(-len(names) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(max(7.0, 4.6 * columns), 4.6 * lines), squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        mine = [row for row in rows if row["collective"] == name]
+        for contender in mine[0]["seconds"]:
+            dashed = {"linestyle": "--", "color": "gray"} if contender == "copy" else {"marker": "o", "markersize": 3}
+            axis.plot([r["bytes"] for r in mine], [r["seconds"][contender] for r in mine], label=contender, **dashed)
+        axis.set(xscale="log", yscale="log", xlabel="size", ylabel="time", title=f"{name}, {mine[0]['ranks']} ranks")
+        axis.set_xscale("log", base=2)
+        sizes = [r["bytes"] for r in mine]
+        axis.set_xticks(sizes[:: max(1, len(sizes) // 6)])
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_time(seconds)))
+        axis.minorticks_off()
+        axis.grid(True, alpha=0.3)
+    axes.flat[0].legend()
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=120)
+
+
+RATIOS = (("gloo/topoccl", "gloo", "topoccl"), ("mpi/comm.", "mpi", "communicator"), ("copy/topoccl", "copy", "topoccl"),
+          ("copy/comm.", "copy", "communicator"))  # fmt: skip
+
+
+def table(comparison: Comparison, collective: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures one collective; rank 0 prints a line per size."""
+    first = comparison.rank == 0
+    if first:
+        names = [c.name for c in comparison.contenders]
+        print(f"# {collective}, {comparison.ranks} ranks, median of {args.batches} alternating batches, slowest rank")
+        print(f"{'size':>8}", *(f"{name + ' us':>16}" for name in names), *(f"{title:>13}" for title, _, _ in RATIOS), " algorithm")
+    rows = []
+    size = args.minbytes
+    while size <= args.maxbytes:
+        times = comparison.run(collective, size, args.batches, args.batch_time)
+        label = comparison.label if collective != "sendrecv" else ""
+        rows.append({"collective": collective, "bytes": size, "ranks": comparison.ranks, "seconds": times, "algorithm": label})
+        if first:
+            cells = [f"{seconds * 1e6:16.1f}" for seconds in times.values()]
+            print(f"{format_size(size):>8}", *cells, *(f"{ratio(times, a, b):>13}" for _, a, b in RATIOS), f" {label}", flush=True)
+        size *= args.stepfactor
+    return rows
 
 
 def main() -> int:
     args = arguments()
     comparison = Comparison({name for name in args.without.split(",") if name})
-    rows = []
-    if comparison.rank == 0:
-        names = [c.name for c in comparison.contenders]
-        print(f"# {args.collective}, {comparison.ranks} ranks, median of {args.batches} alternating batches, slowest rank")
-        columns = " ".join(f"{name + ' us':>16}" for name in names)
-        print(f"{'size':>8} {columns} {'gloo/topoccl':>13} {'mpi/comm.':>10} {'copy/topoccl':>13}  algorithm")
-    size = args.minbytes
-    while size <= args.maxbytes:
-        times = comparison.run(args.collective, size, args.batches, args.batch_time)
-        choice = comparison.communicator.last_choice
-        label = choice.schedule.label if choice else ""
-        rows.append({"bytes": size, "ranks": comparison.ranks, "seconds": times, "algorithm": label})
-        if comparison.rank == 0:
-            cells = " ".join(f"{seconds * 1e6:16.1f}" for seconds in times.values())
-            ratios = (
-                f"{ratio(times, 'gloo', 'topoccl'):>13} {ratio(times, 'mpi', 'communicator'):>10} {ratio(times, 'copy', 'topoccl'):>13}"
-            )
-            print(f"{format_size(size):>8} {cells} {ratios}  {label} x{comparison.communicator.last_segments}", flush=True)
-        size *= args.stepfactor
+    rows = [row for collective in args.collectives for row in table(comparison, collective, args)]
     if comparison.rank == 0:
         if args.output_file:
             with open(args.output_file + ".tmp", "w") as file:
-                json.dump({"collective": args.collective, "rows": rows}, file, indent=1)
+                json.dump({"collectives": args.collectives, "rows": rows}, file, indent=1)
             os.replace(args.output_file + ".tmp", args.output_file)
         if args.plot:
-            plot(args.plot, args.collective, rows)
+            plot(args.plot, rows)
     comparison.communicator.close()
     comparison.dist.destroy_process_group()
     return 0

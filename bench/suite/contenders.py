@@ -31,10 +31,13 @@ def counts(collective: str, nbytes: int, ranks: int) -> tuple[int, int]:
             return n, n
 
 
-def copied_bytes(collective: str, nbytes: int, ranks: int) -> float:
-    """What a plain copy moves for the same result: the output, and 2.5 times the input where values are combined."""
+def copied_bytes(collective: str, nbytes: int, ranks: int, rank: int) -> float:
+    """The copy limit: what one rank copies while all do, as many bytes as its output holds; 2.5 times the vector where all ranks'
+    are combined for all."""
     inp, out = counts(collective, nbytes, ranks)
-    return 2.5 * inp * ELEMENT if collective in ("all_reduce", "reduce_scatter", "reduce") else out * ELEMENT
+    if collective in ("all_reduce", "reduce_scatter"):
+        return 2.5 * inp * ELEMENT
+    return 0.0 if collective in ("reduce", "gather") and rank else out * ELEMENT
 
 
 class TorchContender:
@@ -136,14 +139,14 @@ class MpiContender:
 
 
 class CopyContender:
-    """A copy in memory of as many bytes as the collective must move, by all ranks at once."""
+    """A copy in memory by all ranks at once: the limit that others are measured by."""
 
     name = "copy"
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
 
     def prepare(self, collective: str, nbytes: int) -> Call:
-        size = max(int(copied_bytes(collective, nbytes, self._ranks)), 1)
+        size = max(int(copied_bytes(collective, nbytes, self._ranks, self._rank)), 1)
         src, dst = np.ones(size, np.uint8), np.ones(size, np.uint8)
         return lambda: np.copyto(dst, src)
