@@ -220,8 +220,9 @@ class ScheduleBuilder:
 
     def __init__(
         self, spec: CollectiveSpec, algorithm: str, *, chunks: int = 1, weights: Sequence[int] | None = None, slots: int = 2, fifo: int = 1,
-        in_place: bool = True, params: Iterable[tuple[str, Any]] = (),
+        in_place: bool = True, params: Iterable[tuple[str, Any]] = (), window: bool = False,
     ) -> None:  # fmt: skip
+        """``window`` keeps ``slots`` as a limit of how many segments a rank has under way, also when there is no scratch."""
         if chunks < 1:
             raise ValueError(f"{algorithm}: {chunks} chunks per block; expected at least 1")
         if weights is not None and len(weights) != spec.num_blocks * chunks:
@@ -234,6 +235,7 @@ class ScheduleBuilder:
         self.fifo = fifo
         self.in_place = in_place and spec.aliases
         self.params = tuple(params)
+        self._window = window
         self._lanes: list[_Lane] = []
         self._lane_key: dict[tuple[int, Any], int] = {}
         self._step_lane, self._count, self._dst_buf, self._dst_off = array("i"), array("i"), array("B"), array("i")
@@ -352,7 +354,7 @@ class ScheduleBuilder:
         target_ptr, target_at = self._targets.take(order)
         dep_ptr, dep_at = self._deps.take(order)
         return Schedule(
-            spec=self.spec, algorithm=self.algorithm, chunks=self.chunks, slots=self.slots if any(self._scratch) else 0, fifo=self.fifo,
+            spec=self.spec, algorithm=self.algorithm, chunks=self.chunks, slots=self.slots if any(self._scratch) or self._window else 0, fifo=self.fifo,
             lane_rank=_ints(self._lanes[i].rank for i in lanes), lane_channel=_ints(self._lanes[i].channel for i in lanes),
             lane_rail=_ints(self._lanes[i].rail for i in lanes), lane_ptr=_offsets(steps_of[lanes]),
             operand_ptr=operand_ptr, operand_buf=_bytes(self._operand_buf)[operand_at],

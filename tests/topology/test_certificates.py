@@ -10,13 +10,14 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_fabrics import bare, fabrics
 
 from topoccl.topology import Topology, TopologyError
 from topoccl.topology.bounds import certificate, lower_bound
 from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.flow import FlowGraph
 from topoccl.topology.bounds.network import by_host, network_of, unit_of
-from topoccl.topology.graph import Link, Vertex, VertexKind
+from topoccl.topology.graph import VertexKind
 from topoccl.topology.load import load
 
 STAR = "memory=1TB/s,net=1GB/s"
@@ -24,14 +25,6 @@ STAR = "memory=1TB/s,net=1GB/s"
 
 def one_way_ring(ranks: int) -> Topology:
     return bare(ranks, [(a, (a + 1) % ranks, 1) for a in range(ranks)])
-
-
-def bare(ranks: int, links: list[tuple[int, int, int]], switches: int = 0) -> Topology:
-    """Ranks ``0 .. ranks - 1`` and switches after them, joined by one-way links of so many bytes/s."""
-    hosts = [Vertex(f"h{i}", VertexKind.HOST) for i in range(ranks)]
-    slots = [Vertex(f"s{i}", VertexKind.SLOT, f"h{i}") for i in range(ranks)]
-    middle = [Vertex(f"s{ranks + i}", VertexKind.SWITCH) for i in range(switches)]
-    return Topology("bare", [*hosts, *slots, *middle], [Link(f"s{a}", f"s{b}", float(rate)) for a, b, rate in links])
 
 
 @pytest.mark.parametrize(
@@ -144,22 +137,6 @@ def test_large_fabrics_are_not_searched() -> None:
     found = certificate(load("cluster:256x8,net=1GB/s"), "all_reduce")
     assert not found.searched
     assert found.seconds_per_byte == F(2 * 255, 256) / 10**9
-
-
-@st.composite
-def fabrics(draw: st.DrawFn, switches: int = 2) -> Topology:
-    """Connected graphs of a few ranks and switches; links have one rate each way, or, without switches, one per direction."""
-    ranks = draw(st.integers(2, 5))
-    extra = draw(st.integers(0, switches))
-    total = ranks + extra
-    pairs = [(draw(st.integers(0, i - 1)), i) for i in range(1, total)]
-    pairs += draw(st.lists(st.tuples(st.integers(0, total - 1), st.integers(0, total - 1)).filter(lambda e: e[0] != e[1]), max_size=6))
-    rates = st.integers(1, 4)
-    links = []
-    for a, b in pairs:
-        there = draw(rates)
-        links += [(a, b, there), (b, a, there if extra else draw(rates))]
-    return bare(ranks, links, extra)
 
 
 @settings(deadline=None, max_examples=80)

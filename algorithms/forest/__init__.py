@@ -1,0 +1,12 @@
+"""Forests: for any fabric, trees that move the data as fast as its links allow (ForestColl, with unequal roots for all_reduce).
+
+``synthesis.py`` puts it together: switches are split off (``splitting.py``), weights are made small (``scaling.py``), trees are packed
+(``packing.py``), and every message gets its rail (``trees.py``).
+"""
+
+from __future__ import annotations
+
+from topoccl.algorithms.forest.synthesis import refuses, synthesise
+from topoccl.algorithms.forest.trees import Forest, Piece, Tree
+
+__all__ = ["Forest", "Piece", "Tree", "refuses", "synthesise"]

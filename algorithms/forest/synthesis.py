@@ -1,0 +1,300 @@
+"""From a topology and a collective to a forest: the best rate, the trees that reach it, and who does what inside hosts.
+
+Trees span the ranks, or, where hosts have several ranks, the hosts: then every host has a leader for each piece, in turn, that talks to
+other hosts; the other ranks of the host hang on it. That is as good as trees over ranks wherever links between hosts are what limits,
+and much less work, so it is what large clusters get. Whichever comes closer to the bound is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+from topoccl.algorithms.forest.packing import Arborescence
+from topoccl.algorithms.forest.scaling import GOOD
+from topoccl.algorithms.forest.splitting import Allowed
+from topoccl.algorithms.forest.spreading import Spread, spread
+from topoccl.algorithms.forest.trees import Forest, Piece, Tree, with_rails
+from topoccl.topology.bounds import certificate
+from topoccl.topology.bounds.cuts import tightest
+from topoccl.topology.bounds.exchange import best_exchange
+from topoccl.topology.bounds.network import Network, by_host, host_groups, network_of
+from topoccl.topology.graph import Topology
+from topoccl.topology.routes import Routes
+
+GATHERING = ("all_gather", "reduce_scatter")
+ROOTED = ("broadcast", "reduce")
+MOST_RANKS = 64
+"""Trees span ranks up to so many of them, else only hosts."""
+MOST_HOSTS = 24
+"""Trees span hosts up to so many of them."""
+K = 8
+"""So many trees per root are tried at most, unless a number is asked for."""
+_ROOTED_TOTALS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def refuses(topology: Topology) -> str | None:
+    """Why no forest is made for a topology, or None."""
+    hosts = len(topology.ranks_by_host)
+    if topology.num_ranks < 2:
+        return "there is nothing to send"
+    if hosts == 1 and topology.num_ranks > MOST_RANKS:
+        return f"{topology.num_ranks} ranks on one host; trees span at most {MOST_RANKS} ranks"
+    if hosts > MOST_HOSTS:
+        return f"{hosts} hosts; trees span at most {MOST_HOSTS} hosts or {MOST_RANKS} ranks"
+    return None
+
+
+def synthesise(topology: Topology, collective: str, root: int | None = None, k: int = 0) -> Forest:
+    """The forest of ``collective`` among the ranks of ``topology``.
+
+    Args:
+        root: of broadcast and reduce.
+        k: trees per root, fewer if fewer are exact; 0 takes as many as it takes to lose less than 1.5 %, if :data:`K` are enough.
+
+    Raises:
+        ValueError: a collective that has no forest, or a fabric on which none was found.
+    """
+    bound = certificate(topology, collective, root).seconds_per_byte
+    routes = Routes(topology)
+    fabric, passed = _used(topology, routes) if topology.num_ranks <= MOST_RANKS else (topology, {})
+    blocks = topology.num_ranks if collective in GATHERING else 1
+    best: Forest | None = None
+    problem = ""
+    for level, strict, other in _attempts(topology, collective):
+        network = network_of(fabric) if level == "ranks" else by_host(fabric, network_of(fabric))
+        allowed = partial(_passes, network, passed if strict else {})
+        try:
+            pieces = _pieces(topology, network, allowed, collective, root, k, other)
+        except ValueError as error:
+            problem = str(error)
+            continue
+        for parts in (1, 2, 3, 4):
+            railed, seconds = with_rails(topology, routes, [piece for piece in pieces for _ in range(parts)], blocks)
+            forest = Forest(tuple(railed), seconds, float(bound) / seconds, level)
+            if best is None or forest.share > best.share * 1.005:
+                best = forest
+            if best.share >= GOOD:
+                return best
+    if best is None:
+        raise ValueError(f"no forest for {collective} on {topology.name}: {problem}")
+    return best
+
+
+def _per_root(k: int) -> Sequence[int]:
+    """Numbers of trees per root to try."""
+    return [k] if k else range(1, K + 1)
+
+
+def _attempts(topology: Topology, collective: str) -> Iterator[tuple[str, bool, bool]]:
+    """(level, whether arcs keep to the routes of messages, another way), likely ones first.
+
+    Splitting off may join a way in and a way out of a switch that no route has, as over PCIe beside NVLink; keeping to routes
+    avoids that, but loses capacity elsewhere. The other way of broadcast and reduce is that the root's host relays, that of all_reduce
+    are equal roots and half of every link for each part.
+    """
+    hosts = len(topology.ranks_by_host)
+    others = (False, True) if collective in ("broadcast", "reduce", "all_reduce") else (False,)
+    if 1 < hosts < topology.num_ranks:
+        yield from (("hosts", False, other) for other in others)
+    if topology.num_ranks <= MOST_RANKS or hosts == topology.num_ranks:
+        for strict in (False, True) if topology.num_ranks <= MOST_RANKS else (False,):
+            yield from (("ranks", strict, other) for other in others if not (other and collective in ROOTED))
+
+
+def _used(topology: Topology, routes: Routes) -> tuple[Topology, dict[tuple[str, str], set[str]]]:
+    """The topology with only those links that a message between two ranks may take; what it may pass between two slots."""
+    used: set[int] = set()
+    passed: dict[tuple[str, str], set[str]] = {}
+    for src in range(topology.num_ranks):
+        for dst in range(topology.num_ranks):
+            if src != dst:
+                vertices = passed.setdefault((topology.slots[src], topology.slots[dst]), set())
+                for rail in range(routes.rails(src, dst)):
+                    path = routes.path(src, dst, rail)
+                    used.update(path)
+                    vertices.update(topology.links[link].dst for link in path)
+    links = [link for index, link in enumerate(topology.links) if index in used]
+    return Topology(topology.name, topology.vertices.values(), links, topology.slots), passed
+
+
+def _passes(network: Network, passed: Mapping[tuple[str, str], Set[str]], tail: int, switch: int, head: int) -> bool:
+    """Whether messages between two vertices may pass a third; where that is not known they may."""
+    names = network.names
+    through = passed.get((names[tail], names[head]))
+    return through is None or names[switch] in through
+
+
+def _pieces(topology: Topology, network: Network, allowed: Allowed, collective: str, root: int | None, k: int, other: bool) -> list[Piece]:
+    ranks_at: dict[int, list[int]] = {}
+    for rank, vertex in enumerate(network.vertex_of_rank):
+        ranks_at.setdefault(vertex, []).append(rank)
+    network = _balanced(network)
+    match collective:
+        case "all_gather" | "reduce_scatter":
+            turned = collective == "reduce_scatter"
+            weights = {vertex: len(ranks) for vertex, ranks in ranks_at.items()}
+            totals = [topology.num_ranks * each for each in _per_root(k)]
+            trees = _spread(network.reversed() if turned else network, weights, totals, partial(_turned, allowed) if turned else allowed)
+            return _gather(topology, ranks_at, trees, turned)
+        case "broadcast" | "reduce":
+            assert root is not None
+            turned = collective == "reduce"
+            totals = [k] if k else list(_ROOTED_TOTALS)
+            here = network.vertex_of_rank[root]
+            trees = _spread(network.reversed() if turned else network, {here: 1}, totals, partial(_turned, allowed) if turned else allowed)
+            led = [(tree, turn) for tree in trees.trees for turn in range(max(map(len, ranks_at.values())))]
+            grown = [(tree, _over_ranks(topology, ranks_at, tree, root, turn, other)) for tree, turn in led]
+            return [Piece(0, tree.weight, over if turned else None, None if turned else over) for tree, over in grown]
+        case "all_reduce":
+            return _exchange(topology, network, ranks_at, k, allowed, other)
+    raise ValueError(f"forest: does not build {collective}")
+
+
+def _balanced(network: Network) -> Network:
+    """The network with links as slow both ways as the slower way, if otherwise more would enter a switch than leaves it."""
+    ranks = set(network.ranks)
+    ins, outs = [0] * len(network.names), [0] * len(network.names)
+    for (tail, head), capacity in zip(network.arcs, network.capacity, strict=True):
+        outs[tail] += capacity
+        ins[head] += capacity
+    if all(ins[v] == outs[v] for v in range(len(network.names)) if v not in ranks):
+        return network
+    width = dict(zip(network.arcs, network.capacity, strict=True))
+    equal = tuple(min(c, width.get((head, tail), 0)) for (tail, head), c in zip(network.arcs, network.capacity, strict=True))
+    return replace(network, capacity=equal)
+
+
+def _turned(allowed: Allowed, tail: int, switch: int, head: int) -> bool:
+    """:func:`_passes` for a network that is turned around."""
+    return allowed(head, switch, tail)
+
+
+def _spread(network: Network, weights: dict[int, int], totals: Sequence[int], allowed: Allowed) -> Spread:
+    """The fastest out-trees with roots of these weights."""
+    blocks, capacity, _ = tightest(network, weights, network.ranks)
+    rate = Fraction(capacity, blocks)
+    total = sum(weights.values())
+    # No more than everything ever crosses a link once for each vertex; memory is often a hundred times wider than that.
+    enough = rate * total * len(network.names)
+    capacities = {arc: min(Fraction(c), enough) for arc, c in zip(network.arcs, network.capacity, strict=True)}
+    return spread(capacities, {vertex: rate * weight for vertex, weight in weights.items()}, network.ranks, totals, allowed)
+
+
+def _gather(topology: Topology, ranks_at: dict[int, list[int]], trees: Spread, turned: bool) -> list[Piece]:
+    """Shares the trees of every root out to the blocks of its ranks; all blocks get equally many pieces."""
+    pieces: list[list[Piece]] = [[] for _ in range(topology.num_ranks)]
+    total = sum(trees.weights.values())
+    finer = topology.num_ranks // math.gcd(total, topology.num_ranks)
+    each = total * finer // topology.num_ranks
+    for vertex, ranks in ranks_at.items():
+        mine = iter([tree for tree in trees.trees if tree.root == vertex])
+        tree = next(mine)
+        left = tree.weight * finer
+        for at, rank in enumerate(ranks):
+            needed = each
+            while needed:
+                if not left:
+                    tree = next(mine)
+                    left = tree.weight * finer
+                weight = min(left, needed)
+                over = _over_ranks(topology, ranks_at, tree, rank, at + len(pieces[rank]))
+                pieces[rank].append(Piece(rank, weight, over if turned else None, None if turned else over))
+                left -= weight
+                needed -= weight
+    return _evened([piece for row in pieces for piece in row])
+
+
+def _exchange(topology: Topology, network: Network, ranks_at: dict[int, list[int]], k: int, allowed: Allowed, halves: bool) -> list[Piece]:
+    """Trees up and trees down with equal roots, cut into pieces that have one of each."""
+    turned = network.reversed()
+    if halves:
+        roots = dict.fromkeys(network.ranks, Fraction(1))
+        totals = [len(roots) * each for each in _per_root(k)]
+        down = _spread(network, dict.fromkeys(roots, 1), totals, allowed)
+        up = _spread(turned, dict.fromkeys(roots, 1), totals, partial(_turned, allowed))
+    else:
+        best = best_exchange(network, publish=False, groups=host_groups(topology, network))
+        roots = {vertex: x for vertex, x in zip(network.ranks, best.roots, strict=True) if x}
+        count = len(roots)
+        if len(set(roots.values())) == 1:
+            totals = [count * each for each in _per_root(k)]
+        else:
+            totals = list(range(count, max(2 * count, 32) + 1)) if not k else [count * each for each in _per_root(k)]
+        down = spread(dict(zip(network.arcs, best.down, strict=True)), roots, network.ranks, totals, allowed)
+        up = spread(dict(zip(turned.arcs, best.up, strict=True)), roots, network.ranks, totals, partial(_turned, allowed))
+    pieces = []
+    leaders = max(map(len, ranks_at.values()))
+    for vertex in roots:
+        for weight, above, below in _paired(_of(up, down, vertex), _of(down, up, vertex)):
+            for turn in range(leaders):
+                rank = ranks_at[vertex][turn % len(ranks_at[vertex])]
+                trees = [_over_ranks(topology, ranks_at, tree, rank, turn) for tree in (above, below)]
+                pieces.append(Piece(0, weight, trees[0], trees[1]))
+    return pieces
+
+
+def _of(mine: Spread, other: Spread, vertex: int) -> list[tuple[int, Arborescence]]:
+    """The trees of one root, with weights in which both spreads agree on all roots."""
+    a, b = sum(mine.weights.values()), sum(other.weights.values())
+    shared = math.lcm(a, b)
+    return [(tree.weight * (shared // a), tree) for tree in mine.trees if tree.root == vertex]
+
+
+def _paired(
+    first: list[tuple[int, Arborescence]], second: list[tuple[int, Arborescence]]
+) -> Iterator[tuple[int, Arborescence, Arborescence]]:
+    """Cuts two rows of trees into pieces of which each lies in one tree of both."""
+    left, right = [weight for weight, _ in first], [weight for weight, _ in second]
+    i = j = 0
+    while i < len(first) and j < len(second):
+        weight = min(left[i], right[j])
+        if weight:
+            yield weight, first[i][1], second[j][1]
+        left[i] -= weight
+        right[j] -= weight
+        i += not left[i]
+        j += j < len(right) and not right[j]
+
+
+def _over_ranks(
+    topology: Topology, ranks_at: dict[int, list[int]], tree: Arborescence, root: int, turn: int, relayed: bool = False
+) -> Tree:
+    """A tree over vertices as one over ranks: every vertex has a leader, the next of its ranks at each ``turn``, under which the others
+    hang; the root's is ``root`` itself, unless what leaves it is ``relayed`` by the others of its host in turn."""
+    leader = {vertex: ranks[turn % len(ranks)] for vertex, ranks in ranks_at.items()}
+    if not relayed:
+        leader[tree.root] = root
+    parent = [0] * topology.num_ranks
+    for vertex, ranks in ranks_at.items():
+        for rank in ranks:
+            parent[rank] = leader[vertex]
+    for vertex, above in tree.parent.items():
+        parent[leader[vertex]] = leader[above]
+    parent[leader[tree.root]] = root
+    parent[root] = root
+    return Tree(root, tuple(parent), (0,) * topology.num_ranks)
+
+
+def _evened(pieces: Sequence[Piece]) -> list[Piece]:
+    """Heavy pieces cut, until all blocks have equally many."""
+    by_block: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_block.setdefault(piece.block, []).append(piece)
+    most = max(map(len, by_block.values()))
+    finer = 1 << max(0, (most - 1).bit_length()) if any(len(row) < most for row in by_block.values()) else 1
+    found = []
+    for row in by_block.values():
+        weights = [piece.weight * finer for piece in row]
+        parts: list[list[int]] = [[weight] for weight in weights]
+        while sum(map(len, parts)) < most:
+            row_at = max(range(len(parts)), key=lambda at: max(parts[at]))
+            heaviest = max(parts[row_at])
+            parts[row_at].remove(heaviest)
+            parts[row_at] += [heaviest - heaviest // 2, heaviest // 2]
+        for piece, cuts in zip(row, parts, strict=True):
+            found += [Piece(piece.block, weight, piece.up, piece.down) for weight in cuts]
+    return found
