@@ -76,7 +76,7 @@ class Cursor:
         for key, node in value.items():
             if key not in known:
                 at = Cursor(self.source, self, key, node)
-                raise TopologyError(f"{at.where}: unknown key {key!r}; known here: {', '.join(known)}")
+                raise TopologyError(f"{at.where}: unknown key {_shown(key)}; known here: {', '.join(known)}")
         for key in required:
             if key not in value:
                 raise TopologyError(f"{self.where}: key {key!r} is missing")
@@ -176,7 +176,7 @@ def _from_json(value: Any, source: str, path: str, depth: int = 0) -> _Node:
         fields: dict[str, _Node] = {}
         for key, item in value:
             if key in fields:
-                raise TopologyError(f"{source}: {_join(path, key)}: key {key!r} is given twice")
+                raise TopologyError(f"{source}: {_join(path, key)}: key {_shown(key)} is given twice")
             fields[key] = _from_json(item, source, _join(path, key), depth + 1)
         return _Node(fields, None)
     if isinstance(value, list):

@@ -15,6 +15,7 @@ from typing import Any
 from topoccl.topology import fabric as fb
 from topoccl.topology.document import MAX_BYTES, Cursor, read
 from topoccl.topology.fabric import Fabric
+from topoccl.topology.generators import MAX_SLOTS
 from topoccl.topology.graph import Link, Topology, TopologyError, Vertex, VertexKind
 
 VERSION = 1
@@ -214,7 +215,10 @@ class _Reader:
     def some_slots(self, host: str, given: dict[str, Cursor], at: Cursor, hub: str | None) -> None:
         memory = self.rate(given, "memory", fb.MEMORY_BANDWIDTH)
         latency = self.time(given, "memory_latency", fb.MEMORY_LATENCY)
-        for _ in range(at.count(65536)):
+        count = at.count(MAX_SLOTS)
+        if len(self.slots) + count > MAX_SLOTS:  # a few bytes may ask for any number of them
+            raise at.error(f"{len(self.slots) + count} slots up to here; at most {MAX_SLOTS} are read")
+        for _ in range(count):
             vertex = self.fabric.slot(host, hub=hub, memory=memory, latency=latency)
             self.declare(vertex, replace(at))
             self.slots[vertex] = None

@@ -446,3 +446,17 @@ def test_the_schema_knows_the_keys_of_the_reader() -> None:
         (files.LINK, top["links"]["items"]["properties"]),
     ]:
         assert set(keys) == set(properties)
+
+
+def test_a_few_bytes_cannot_ask_for_any_number_of_slots() -> None:
+    text = "defaults: {slots: 65536}\nhosts: [a, b]\n"
+    with pytest.raises(TopologyError, match=r"slots is 65536|131072 slots up to here; at most 65536 are read"):
+        loads(text, "many.yaml")
+    assert loads(text.replace("65536", "3"), "few.yaml").num_ranks == 6
+
+
+def test_messages_are_short_whatever_a_key_is() -> None:
+    for text in (f"hosts: [{{name: a, {'x' * 9000}: 1}}]", f"{'x' * 9000}: 1", f"hosts: [{{name: a, {'x' * 9000}: 1, {'x' * 9000}: 1}}]"):
+        with pytest.raises(TopologyError) as error:
+            loads(text, "long.yaml")
+        assert len(str(error.value)) < 400
