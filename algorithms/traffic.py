@@ -1,7 +1,7 @@
 """Ways for the blocks of an all_to_all over hosts that are wired to each other, so that the busiest cable carries as little as it can.
 
-The flows of all pairs together are a linear programme (multicommodity flow, one commodity per source), solved by scipy's HiGHS. Its
-fractions are then rounded to whole chunks, each of which takes one way.
+The flows of all pairs together are a linear programme (:mod:`topoccl.topology.bounds.concurrent`). Its fractions are rounded to whole
+chunks, each of which takes one way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from topoccl.algorithms.grids import host_wiring
+from topoccl.topology.bounds.concurrent import concurrent_flow
 from topoccl.topology.graph import Topology, TopologyError
 from topoccl.topology.routes import Routes
 
 Arc = tuple[int, int]
 Path = tuple[int, ...]
-_NOTHING = 1e-7
 _MOST_WAYS = 12
 _LEAST_SHARE = 0.02
 _PASSES = 20
@@ -128,36 +128,10 @@ def _improve(load: _Load, ways: dict[Arc, list[Path]], shares: Mapping[Arc, Mapp
 
 def _flows(found: Wires, sizes: list[int]) -> list[dict[Arc, float]]:
     """Per source host, what each arc carries of its blocks, such that the busiest link is busy as briefly as possible."""
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
-    arcs, hosts = list(found.links), len(sizes)
-    used = sorted({link for path in found.links.values() for link in path})
-    row_of = {link: row for row, link in enumerate(used)}
-    unit = float(min(found.bandwidth[used]))
-    variables = hosts * len(arcs) + 1  # the last one is the time
-    keep = [
-        (s * hosts + end, s * len(arcs) + at, sign)
-        for s in range(hosts)
-        for at, (a, b) in enumerate(arcs)
-        for end, sign in ((a, -1), (b, 1))
-    ]
-    wanted = np.array([0.0 if s == v else sizes[s] * sizes[v] for s in range(hosts) for v in range(hosts)])
-    for s in range(hosts):
-        wanted[s * hosts + s] = -wanted[s * hosts : (s + 1) * hosts].sum()
-    rows, columns, values = (np.array(column) for column in zip(*keep, strict=True))
-    conserve = coo_array((values, (rows, columns)), shape=(hosts * hosts, variables)).tocsr()
-    load = [(row_of[link], s * len(arcs) + at, 1.0) for at, arc in enumerate(arcs) for link in found.links[arc] for s in range(hosts)]
-    load += [(row_of[link], variables - 1, -found.bandwidth[link] / unit) for link in used]
-    rows, columns, values = (np.array(column) for column in zip(*load, strict=True))
-    limit = coo_array((values, (rows, columns)), shape=(len(used), variables)).tocsr()
-    cost = np.full(variables, 1e-6 / max(1, len(arcs)))  # of equal solutions the one without detours
-    cost[-1] = 1.0
-    solved = linprog(cost, A_ub=limit, b_ub=np.zeros(len(used)), A_eq=conserve, b_eq=wanted, bounds=(0, None), method="highs-ipm")
-    if not solved.success:
-        raise ValueError(f"no flow between all hosts: {solved.message}")
-    flat = solved.x[:-1].reshape(hosts, len(arcs))
-    return [{arc: float(flow) for arc, flow in zip(arcs, row, strict=True) if flow > _NOTHING} for row in flat]
+    arcs = list(found.links)
+    demand = {a: {b: float(mine * theirs) for b, theirs in enumerate(sizes) if a != b} for a, mine in enumerate(sizes)}
+    flows = concurrent_flow(len(sizes), arcs, [found.links[arc] for arc in arcs], found.bandwidth.tolist(), demand)
+    return [{arcs[arc]: flow for arc, flow in row.items()} for row in flows.of_source]
 
 
 def _split(flow: Mapping[Arc, float], source: int, target: int) -> dict[Path, float]:

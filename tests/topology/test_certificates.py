@@ -115,7 +115,8 @@ def test_in_words_and_json() -> None:
     assert row["cut"] == {"ranks": [0], "links": ["h1.s0->h0.s0", "h7.s0->h0.s0"], "direction": "into"}
     assert row["seconds_per_byte"] == pytest.approx(7 / 2 / 8 / 1.25e9)
     assert certificate(load("cluster:1x1"), "all_reduce").text == "one rank: nothing to send"
-    assert not certificate(load("ring:8"), "all_to_all").searched
+    assert certificate(load("ring:8"), "all_to_all").searched
+    assert not certificate(load("ring:8"), "all_to_all", search=False).searched
 
 
 def test_what_nothing_reaches() -> None:

@@ -1,9 +1,10 @@
 """How fast a collective can be at best on a topology, whatever the algorithm: the cut that says so, and the latency.
 
 The bandwidth bound is the time in which the tightest cut passes what must cross it. For all_gather, reduce_scatter, broadcast,
-reduce, gather and scatter that cut is found exactly (``cuts.py``), for all_reduce the best combination of cuts (``exchange.py``); for
-all_to_all, and for fabrics too large to search, the likely cuts are tried (``claims.py``). Data may be combined and duplicated at
-ranks only; what is written once into the memory of a host may be read by several of its ranks.
+reduce, gather and scatter that cut is found exactly (``cuts.py``), for all_reduce the best combination of cuts (``exchange.py``),
+and for all_to_all the best lengths of links (``concurrent.py``). For fabrics too large to search, the likely cuts are tried
+(``claims.py``). Data may be combined and duplicated at ranks only; what is written once into the memory of a host may be read by
+several of its ranks.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from topoccl.topology.bounds.claims import Cut, claims
+from topoccl.topology.bounds.concurrent import best_lengths
 from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import Exchange, best_exchange
 from topoccl.topology.bounds.network import Branch, Network, by_host, host_groups, network_of, unit_of
@@ -35,7 +37,7 @@ class Certificate:
         topology, collective, root: what it is for.
         seconds_per_byte: exact; times the call's size (nccl-tests'), the least seconds.
         cut: what proves it.
-        searched: whether the best of all cuts was found; else the best of those that were tried. An all_to_all's are only tried.
+        searched: whether the best of all cuts (of an all_to_all: of all lengths of links) was found; else the best of those tried.
     """
 
     topology: Topology
@@ -136,7 +138,13 @@ def certificate(topology: Topology, collective: str, root: int | None = None, *,
             exact, proof = 1 / (exchange.rate * network.unit), _cut_of(topology, network, exchange)
             if exact > seconds or (exact == seconds and cut.together and not proof.together):
                 seconds, cut = exact, proof
-    elif search and collective != "all_to_all":
+    elif search and collective == "all_to_all":
+        proved = _all_to_all(topology)
+        if proved is not None:
+            exact, proof, searched = proved
+            if exact > seconds or (exact == seconds and cut.together and not proof.together):
+                seconds, cut = exact, proof
+    elif search:
         network = network_of(topology)
         sources = [network.ranks[root]] if root is not None and collective in ("broadcast", "reduce") else network.ranks
         sinks = [network.ranks[root]] if root is not None and collective in ("gather", "scatter") else network.ranks
@@ -176,6 +184,52 @@ def _exchange(topology: Topology) -> tuple[Network, Exchange] | None:
         if not 1 < len(network.ranks) * len(network.arcs) <= PROGRAMME_WORK:
             return None
     return network, best_exchange(network, groups=host_groups(topology, network))
+
+
+def _all_to_all(topology: Topology) -> tuple[Fraction, Cut, bool] | None:
+    """(seconds per byte, proof, whether among ranks) of all_to_all, on the hosts where the ranks are too many; None when those are too."""
+    network = network_of(topology)
+    if len(network.ranks) * len(network.arcs) > PROGRAMME_WORK:
+        network = by_host(topology, network)
+        if not 1 < len(network.ranks) * len(network.arcs) <= PROGRAMME_WORK:
+            return None
+    size = Counter(network.vertex_of_rank)
+    demand = {a: {b: size[a] * size[b] for b in network.ranks if a != b} for a in network.ranks}
+    blocks, lengths = best_lengths(len(network.names), network.arcs, network.capacity, demand)
+    seconds, p = blocks / (topology.num_ranks * network.unit), topology.num_ranks
+    used = [arc for arc, length in enumerate(lengths) if length]
+    for near in network.ranks:  # lengths on the border of one set are a cut
+        flags = _reached(network, near, used)
+        into = network.into(flags)
+        k = sum(flags[vertex] for vertex in network.vertex_of_rank)
+        if 0 < k < p and Fraction(k * (p - k), network.total(into)) >= blocks:
+            ranks = tuple(rank for rank, vertex in enumerate(network.vertex_of_rank) if flags[vertex])
+            return seconds, Cut(Fraction(k * (p - k), p), _links(topology, network, into), ranks, True), len(network.ranks) == p
+    share = seconds * network.unit * sum(length * c for length, c in zip(lengths, network.capacity, strict=True))
+    links: dict[int, Fraction] = {}
+    for arc in used:
+        links |= dict.fromkeys(_links(topology, network, [arc]), lengths[arc])
+    equal = len({lengths[arc] for arc in used}) == 1
+    together = "all ranks together must pass" if equal else "all ranks together must pass, counting links by their weights,"
+    cut = Cut(share, tuple(links), tuple(range(p)), True, together, () if equal else tuple(links.values()))
+    return seconds, cut, len(network.ranks) == p
+
+
+def _reached(network: Network, start: int, closed: Collection[int]) -> list[bool]:
+    """The vertices to which ways lead from ``start`` without the arcs ``closed``."""
+    flags = [vertex == start for vertex in range(len(network.names))]
+    barred = set(closed)
+    following: dict[int, list[int]] = {}
+    for arc, (tail, head) in enumerate(network.arcs):
+        if arc not in barred:
+            following.setdefault(tail, []).append(head)
+    waiting = [start]
+    while waiting:
+        for head in following.get(waiting.pop(), ()):
+            if not flags[head]:
+                flags[head] = True
+                waiting.append(head)
+    return flags
 
 
 def _cut_of(topology: Topology, network: Network, exchange: Exchange) -> Cut:
