@@ -131,3 +131,24 @@ def test_answers_become_part_of_the_graph(tmp_path: Path, lines: list[str]) -> N
 class Broken:
     def nvmlInit(self) -> None:
         raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "reason"),
+    [
+        ("from some_binding import xml; print(xml)", "<topology/>\n", None),
+        ("import os; os.abort()", None, "python (some_binding) ended with status -6; its answer is not used"),
+        ("import time; time.sleep(600)", None, "python (some_binding) does not end within 2 s; its answer is not used"),
+    ],
+)
+def test_a_binding_stands_in_for_a_missing_program(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, code: str, text: str | None, reason: str | None
+) -> None:
+    (tmp_path / "some_binding.py").write_text("xml = '<topology/>'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = Tool("hwloc", (("no-such-program",),), "some_binding", code)
+    answers = ask_all([asked], report=lines.append, search=str(tmp_path), seconds=2)
+    assert [answer.text for answer in answers] == ([text] if text is not None else [])
+    assert lines == ([reason] if reason else [])
+    assert ask_all([Tool("hwloc", (), "no_such_binding", code)], report=lines.append) == []

@@ -1,16 +1,19 @@
 """Obtains the texts of vendors' tools; what they mean is the business of the parsers in ``topology/formats``.
 
 No shell takes part: argument lists only, and none of them depends on a file or a variable. A tool that is missing costs
-nothing; one that fails, prints too much or hangs is ended and costs one reported line.
+nothing; one that fails, prints too much or hangs is ended and costs one reported line. A Python binding is asked in a process of its own,
+too: the library behind it may crash or hang like any tool.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,11 +30,24 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What to ask, in order of preference: the first command that is installed and answers with something counts."""
+    """What to ask, in order of preference: the first command that is installed and answers with something counts.
+
+    ``module`` is a Python package that does the same if it is installed, and ``code`` what to run with it; asked if no command is there.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
+    module: str = ""
+    code: str = ""
 
+
+_PYHWLOC = """
+import sys
+from pyhwloc.topology import Topology, TypeFilter
+with Topology.from_this_system().set_io_types_filter(TypeFilter.KEEP_IMPORTANT) as topology:
+    sys.stdout.write(topology.export_xml_buffer())
+"""
+"""For pyhwloc 3 (Python 3.12 and later)."""
 
 TOOLS = (
     Tool("nvidia-smi", (("nvidia-smi", "topo", "-m"),)),
@@ -39,7 +55,7 @@ TOOLS = (
     Tool("npu-smi", (("npu-smi", "info", "-t", "topo"),)),
     Tool("mx-smi", (("mx-smi", "topo", "-m"),)),
     Tool("mthreads-gmi", (("mthreads-gmi", "topo", "-m"),)),
-    Tool("hwloc", tuple((program, "--of", "xml", "-") for program in ("lstopo-no-graphics", "lstopo", "hwloc-ls"))),
+    Tool("hwloc", tuple((program, "--of", "xml", "-") for program in ("lstopo-no-graphics", "lstopo", "hwloc-ls")), "pyhwloc", _PYHWLOC),
 )
 
 
@@ -74,6 +90,11 @@ def ask_all(
             if text is not None and text.strip():
                 answers[tool.name] = Answer(tool.name, " ".join(command), text)
                 return
+        if tool.module and sys.executable and importlib.util.find_spec(tool.module) is not None:
+            name = f"python ({tool.module})"
+            text = run_tool([sys.executable, "-c", tool.code], report=report, seconds=seconds, limit=limit, name=name)
+            if text is not None and text.strip():
+                answers[tool.name] = Answer(tool.name, name, text)
 
     threads = [threading.Thread(target=ask, args=(tool,), daemon=True) for tool in tools]
     for thread in threads:
@@ -83,12 +104,16 @@ def ask_all(
     return [answers[tool.name] for tool in tools if tool.name in answers]
 
 
-def run_tool(argv: Sequence[str], *, report: Report, seconds: float = SECONDS, limit: int = MAX_OUTPUT) -> str | None:
+def run_tool(
+    argv: Sequence[str], *, report: Report, seconds: float = SECONDS, limit: int = MAX_OUTPUT, name: str | None = None
+) -> str | None:
     """What a program prints, or None (and one reported line) if it cannot run, fails, prints over ``limit`` bytes or takes too long.
+
+    ``name`` is what the line calls it, by default the command.
 
     It runs in a process group of its own, which is killed as a whole, without an input and with an English locale.
     """
-    name = os.path.basename(argv[0])
+    called = name or " ".join([os.path.basename(argv[0]), *argv[1:]])
     try:
         process = subprocess.Popen(
             argv,
@@ -99,7 +124,7 @@ def run_tool(argv: Sequence[str], *, report: Report, seconds: float = SECONDS, l
             env={**os.environ, "LC_ALL": "C", "TERM": "dumb"},
         )
     except OSError as error:
-        report(f"{name} cannot be run: {error.strerror or error}")
+        report(f"{name or os.path.basename(argv[0])} cannot be run: {error.strerror or error}")
         return None
     problem = None
     try:
@@ -115,7 +140,7 @@ def run_tool(argv: Sequence[str], *, report: Report, seconds: float = SECONDS, l
     finally:
         _end(process)
     if problem is not None:
-        report(f"{' '.join([name, *argv[1:]])} {problem}; its answer is not used")
+        report(f"{called} {problem}; its answer is not used")
         return None
     return data.decode("utf-8", "replace")
 
