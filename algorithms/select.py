@@ -270,7 +270,7 @@ def _routes(topology: Topology) -> Routes:
 
 def _predict(models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], exhaustive: bool) -> dict[str, Prediction]:
     """What was measured, then predictions, most promising first; a model is left out when even its least time cannot win."""
-    predictions = {label: _measured(model, block, *measured[label]) for label, model in models.items() if label in measured}
+    predictions = {label: _measured(model, block, measured[label]) for label, model in models.items() if label in measured}
     best = min((p.seconds for p in predictions.values()), default=float("inf"))
     others = ((model.least(block), at, label) for at, (label, model) in enumerate(models.items()) if label not in measured)
     for least, _, label in sorted(others):
@@ -280,10 +280,12 @@ def _predict(models: Mapping[str, CostModel], block: float, measured: Mapping[st
     return {label: predictions[label] for label in models if label in predictions}
 
 
-def _measured(model: CostModel, block: float, seconds: float, segments: int | None) -> Prediction:
+def _measured(model: CostModel, block: float, measured: Measured) -> Prediction:
     """What the model says of messages and links, with the seconds that were measured."""
-    predicted = model.choose_segments(block) if segments is None else model.predict(block, segments)
-    return replace(predicted, seconds=seconds)
+    pulled = model.pulled(block) if measured.pulls else None
+    if pulled is None:
+        pulled = model.choose_segments(block) if measured.segments is None else model.predict(block, measured.segments)
+    return replace(pulled, seconds=measured.seconds)
 
 
 def _argmin(predictions: Mapping[str, Prediction]) -> str:

@@ -66,10 +66,9 @@ def test_json_says_the_same() -> None:
         ("", "t.yaml: the document is empty; expected a mapping with topoccl_tuning and entries"),
         ("entries: []", "t.yaml:1: the document: key 'topoccl_tuning' is missing"),
         ("topoccl_tuning: 1", "t.yaml:1: the document: key 'entries' is missing"),
-        ("topoccl_tuning: 2\nentries: []", "t.yaml:1: topoccl_tuning is 2; expected 1, the only version of this format"),
         ("topoccl_tuning: true\nentries: []", "t.yaml:1: topoccl_tuning is True; expected 1"),
         ("topoccl_tuning: 1\nentries: {}", "t.yaml:2: entries is an empty mapping; expected a list of measurements"),
-        ("topoccl_tuning: 1\nentry: []", "t.yaml:2: entry: unknown key 'entry'; known here: topoccl_tuning, topology, entries"),
+        ("topoccl_tuning: 1\nentry: []", "t.yaml:2: entry: unknown key 'entry'; known here: topoccl_tuning, topology, transport"),
         ("topoccl_tuning: 1\nentries: []\nentries: []", "t.yaml:3: key 'entries' is given twice"),
         ("topoccl_tuning: 1\nentries: !!python/name:os.system []", "only plain data is read"),
         ("topoccl_tuning: 1\nentries: []\n---\n{}", "t.yaml:3: a second document begins"),
@@ -197,7 +196,7 @@ def test_times_hold_for_one_topology() -> None:
 def test_a_measured_size_is_taken_as_it_is() -> None:
     tuning = curve((K, 1.0, 1), (M, 7.0, 16))
     assert tuning.seconds("all_reduce", 8, RING, K) == Measured(1.0, 1)
-    assert tuning.seconds("all_reduce", 8, RING, M) == (7.0, 16)
+    assert tuning.seconds("all_reduce", 8, RING, M) == (7.0, 16, False)
     for other in (("all_gather", 8, RING), ("all_reduce", 4, RING), ("all_reduce", 8, "ring[channels=1]"), ("all_reduce", 8, "ring")):
         assert tuning.seconds(*other, M) is None
 
@@ -216,7 +215,7 @@ def test_beyond_the_sizes_only_a_little_is_said() -> None:
     tuning = curve((M, 3.0, 4), (2 * M, 4.0, 8))
     assert seconds(tuning, M // 2) == 3.0
     assert seconds(tuning, M // 2 - 1) is None
-    assert tuning.seconds("all_reduce", 8, RING, 3 * M) == (6.0, 8)
+    assert tuning.seconds("all_reduce", 8, RING, 3 * M) == (6.0, 8, False)
     assert seconds(tuning, 4 * M) == 8.0
     assert seconds(tuning, 4 * M + 1) is None
 
@@ -243,7 +242,7 @@ def test_any_spelling_of_a_candidate() -> None:
     label = "hierarchical[inter=ring,channels=2]"
     tuning = parse(entry(algorithm=f'"{label}"'))
     for spelling in (label, "hierarchical[channels=2,inter=ring]", " hierarchical [ inter = ring, channels=2 ]"):
-        assert tuning.seconds("all_reduce", 8, spelling, M) == (0.012, None)
+        assert tuning.seconds("all_reduce", 8, spelling, M) == (0.012, None, False)
     assert tuning.labels("all_reduce", 8) == ["hierarchical[channels=2,inter=ring]"]
     assert tuning.labels("all_reduce", 4) == tuning.labels("all_gather", 8) == []
 

@@ -1,0 +1,242 @@
+"""What was measured on a fabric, and what it says of calls: times of candidates, and the constants of the cost model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from topoccl.algorithms.algorithm import label_of, read_label
+from topoccl.algorithms.calibration import Profile
+from topoccl.topology.graph import Topology
+
+REACH = 2
+"""A measured size also serves sizes up to this many times smaller or larger, where no measured size lies beyond them."""
+
+_SHOWN = 16  # digits of a digest in messages
+_SAME_CROWD = 0.01
+
+
+class TuningError(ValueError):
+    """A tuning file that cannot be used; the message names the file, the line (of YAML), the path, the value and what was expected."""
+
+
+class Measured(NamedTuple):
+    """What a candidate takes, in how many pipeline segments (None: the cost model chooses); ``pulls``: reading the senders' buffers."""
+
+    seconds: float
+    segments: int | None
+    pulls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One entry: ``algorithm`` (a label such as ``ring[channels=2]``) took ``seconds`` for a call of ``nbytes`` among ``ranks``.
+
+    ``root`` and ``hosts``, where given, are those of the only groups that the entry speaks of. ``pulls``: receivers read straight from
+    the senders' buffers.
+    """
+
+    collective: str
+    ranks: int
+    algorithm: str
+    nbytes: int
+    seconds: float
+    segments: int | None = None
+    root: int | None = None
+    hosts: int | None = None
+    pulls: bool = False
+
+    @property
+    def curve(self) -> Curve:
+        return (self.collective, self.ranks, canonical_label(self.algorithm), self.root, self.hosts)
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(self.seconds, self.segments, self.pulls)
+
+
+Curve = tuple[str, int, str, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Calls from ``least`` to ``most`` bytes for which every candidate worth it was measured: there nothing has to be predicted.
+
+    ``root`` and ``hosts`` as for :class:`Measurement`.
+    """
+
+    collective: str
+    ranks: int
+    least: int
+    most: int
+    root: int | None = None
+    hosts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Constants of a :class:`~topoccl.algorithms.calibration.Profile` as fitted to measurements.
+
+    Attributes:
+        constants: (name, value), names as ``copy_bandwidth`` or ``network.efficiency``, in order.
+        crowd: how many ranks shared a core; what a host's processors and memory take holds for no other number.
+    """
+
+    constants: tuple[tuple[str, float], ...] = ()
+    crowd: float = 1.0
+
+    def apply(self, profile: Profile) -> Profile:
+        """``profile`` with these constants; those of the hosts themselves only where as many ranks share a core."""
+        same = abs(profile.crowd - self.crowd) <= _SAME_CROWD * self.crowd
+        kept = [(name, value) for name, value in self.constants if same or name.startswith("network.")]
+        return replace(with_constants(profile, kept), name=f"{profile.name}, tuned") if kept else profile
+
+
+def with_constants(profile: Profile, constants: Sequence[tuple[str, float]]) -> Profile:
+    """``profile`` with other constants, named as in :class:`Fitted`."""
+    for name, value in constants:
+        head, _, tail = name.partition(".")
+        if not tail:
+            profile = replace(profile, **{head: value})  # type: ignore[arg-type]
+        else:
+            profile = replace(profile, **{head: replace(getattr(profile, head), **{tail: value})})
+    return profile
+
+
+def fabric_digest(topology: Topology) -> str:
+    """The digest of the fabric, whatever the group on it and the order of its ranks."""
+    return Topology(topology.name, topology.vertices.values(), topology.links).digest
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuning file holds; equal contents are equal whatever the source.
+
+    Attributes:
+        entries: measurements.
+        topology: the digest (or its first digits) of the topology they hold for, placement included; None for any.
+        covered: where nothing has to be predicted.
+        transport: what carried messages between hosts, None for any.
+        fabric: the digest of the fabric, placement aside, on which the constants hold.
+        fitted: constants of the cost model.
+        problem: why nothing of the file can be used, if so.
+        source: for people.
+    """
+
+    entries: tuple[Measurement, ...] = ()
+    topology: str | None = None
+    source: str = field(default="tuning", compare=False)
+    covered: tuple[Range, ...] = ()
+    transport: str | None = None
+    fabric: str | None = None
+    fitted: Fitted | None = None
+    problem: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the contents, equal on every rank and machine."""
+        rows = [self.topology, self.transport, self.fabric, repr(self.fitted), self.problem]
+        lists = (sorted(map(repr, map(astuple, part))) for part in (self.entries, self.covered))
+        return hashlib.sha256(json.dumps([*rows, *lists]).encode()).hexdigest()
+
+    @cached_property
+    def _curves(self) -> dict[Curve, list[Measurement]]:
+        """The measurements of each candidate and group, smallest size first."""
+        curves: dict[Curve, list[Measurement]] = {}
+        for entry in sorted(self.entries, key=lambda entry: entry.nbytes):
+            curves.setdefault(entry.curve, []).append(entry)
+        return curves
+
+    def holds(self, topology: Topology) -> bool:
+        """Whether it was measured on ``topology``, or does not say on which."""
+        return self.topology is None or topology.digest.startswith(self.topology)
+
+    def mismatch(self, topology: Topology, transport: str | None = None) -> str | None:
+        """Why these times are not to be used on ``topology`` over ``transport`` (None: whatever it is); None when they hold there."""
+        if self.problem is not None:
+            return self.problem
+        if transport is not None and self.transport is not None and transport != self.transport:
+            return f"the times of {self.source} are not used: they were measured over {self.transport}, and this is {transport}"
+        if self.topology is None or self.holds(topology):
+            return None
+        return (
+            f"the times of {self.source} are not used: they were measured on a topology with the digest {self.topology[:_SHOWN]}, "
+            f"but {topology.name!r} has {topology.digest[:_SHOWN]}"
+        )
+
+    def calibrate(self, profile: Profile, topology: Topology, transport: str) -> Profile:
+        """``profile`` with the fitted constants, if they hold on this fabric, in whatever placement, and for this transport."""
+        fits = self.fitted is not None and self.transport in (None, transport)
+        if self.problem is None and fits and self.fabric is not None and not fabric_digest(topology).startswith(self.fabric):
+            fits = False
+        return self.fitted.apply(profile) if fits and self.fitted is not None and self.problem is None else profile
+
+    def labels(self, collective: str, ranks: int) -> list[str]:
+        """The candidates that were measured at whatever size, in the order of the file."""
+        found = (canonical_label(e.algorithm) for e in self.entries if (e.collective, e.ranks) == (collective, ranks))
+        return list(dict.fromkeys(found))
+
+    def seconds(
+        self, collective: str, ranks: int, label: str, nbytes: int, *, root: int | None = None, hosts: int | None = None
+    ) -> Measured | None:
+        """What the candidate ``label`` takes for a call of ``nbytes``, None when nothing that was measured tells.
+
+        Entries for this very root and number of hosts come before those for any. Between two measured sizes, time is interpolated on
+        logarithmic scales. Up to :data:`REACH` times beyond the measured sizes it is what it takes at most: as long as for the
+        smallest, or longer than for the largest in proportion to the size.
+        """
+        name = canonical_label(label)
+        for at in dict.fromkeys((r, h) for r in (root, None) for h in (hosts, None)):
+            found = _look_up(self._curves.get((collective, ranks, name, *at), ()), nbytes)
+            if found is not None:
+                return found
+        return None
+
+    def covers(self, collective: str, ranks: int, nbytes: int, *, root: int | None = None, hosts: int | None = None) -> bool:
+        """Whether what was measured is enough to choose by for such a call."""
+        return any(
+            (r.collective, r.ranks) == (collective, ranks) and r.root in (None, root) and r.hosts in (None, hosts)
+            for r in self.covered
+            if r.least <= nbytes <= r.most
+        )
+
+    def best(
+        self, collective: str, ranks: int, nbytes: int, *, root: int | None = None, hosts: int | None = None,
+        allowed: Callable[[str], bool] = lambda label: True,
+    ) -> list[tuple[str, Measured]]:  # fmt: skip
+        """The measured candidates for a call that is covered, fastest first; empty for one that is not."""
+        if not self.covers(collective, ranks, nbytes, root=root, hosts=hosts):
+            return []
+        known = [
+            (label, self.seconds(collective, ranks, label, nbytes, root=root, hosts=hosts)) for label in self.labels(collective, ranks)
+        ]
+        found = [(label, measured) for label, measured in known if measured is not None and allowed(label)]
+        return sorted(found, key=lambda pair: pair[1].seconds)
+
+
+def _look_up(curve: Sequence[Measurement], nbytes: int) -> Measured | None:
+    at = bisect_left(curve, nbytes, key=lambda entry: entry.nbytes)
+    above = curve[at] if at < len(curve) else None
+    if above is not None and above.nbytes == nbytes:
+        return above.measured
+    below = curve[at - 1] if at and curve[at - 1].nbytes else None  # an empty call says nothing of others, nor they of it
+    if above is not None and below is not None:
+        share = math.log(nbytes / below.nbytes) / math.log(above.nbytes / below.nbytes)
+        return (below if share < 0.5 else above).measured._replace(seconds=below.seconds * (above.seconds / below.seconds) ** share)
+    if above is not None and above.nbytes <= REACH * nbytes:
+        return above.measured
+    if below is not None and nbytes <= REACH * below.nbytes:
+        return below.measured._replace(seconds=below.seconds * (nbytes / below.nbytes))
+    return None
+
+
+def canonical_label(label: str) -> str:
+    """One spelling for each candidate: no spaces, parameters in the order of the alphabet."""
+    name, params = read_label(label)
+    return label_of(name, dict(sorted(params.items())))
