@@ -39,6 +39,7 @@ class Medium:
         room: bytes of messages that one rank can have under way in one segment; longer calls run in more segments.
         piece: bytes; pipeline segments are not chosen so small that a block's share of one falls below this where all messages go this way.
         pull_bandwidth: bytes/s at which a rank reads another one's buffers without a copy in between; 0 where it cannot.
+        pull_small_pages: the same where these buffers do not lie on huge pages, each of which costs as much as a small one to find.
         pull_overhead: seconds of the receiver's processor for each such read.
     """
 
@@ -51,10 +52,11 @@ class Medium:
     room: float = math.inf
     piece: int = 1
     pull_bandwidth: float = 0.0
+    pull_small_pages: float = 0.0
     pull_overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("send_overhead", "recv_overhead", "latency", "pull_bandwidth", "pull_overhead"):
+        for name in ("send_overhead", "recv_overhead", "latency", "pull_bandwidth", "pull_small_pages", "pull_overhead"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value!r}; expected a finite number, not negative")
@@ -110,9 +112,14 @@ class Profile:
             recv_overhead=self.local.recv_overhead * crowd + TURN * (crowd - 1),
             latency=self.local.latency + TURNS * (crowd - 1),
             pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
+            pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
         return replace(self, local=local, crowd=crowd)
+
+    def on_small_pages(self) -> Profile:
+        """The same for buffers that do not lie on huge pages."""
+        return replace(self, local=replace(self.local, pull_bandwidth=self.local.pull_small_pages))
 
     def without_shared_memory(self) -> Profile:
         """The same transport when ranks of one host talk through it too (``TOPOCCL_SHM=0``)."""
@@ -126,7 +133,14 @@ IDEAL = Profile("ideal")
 # one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
 _SHARED_MEMORY = Medium(
-    send_overhead=2.5e-6, recv_overhead=2.5e-6, staged=True, room=1 << 20, piece=128 << 10, pull_bandwidth=9e9, pull_overhead=3e-6
+    send_overhead=2.5e-6,
+    recv_overhead=2.5e-6,
+    staged=True,
+    room=1 << 20,
+    piece=128 << 10,
+    pull_bandwidth=10e9,
+    pull_small_pages=5.5e9,
+    pull_overhead=3e-6,
 )
 _PROFILES = {
     "mpi": Profile(

@@ -6,6 +6,7 @@ hashes, on time or on the rank, so that every rank would choose alike; still, on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -39,8 +40,12 @@ NEAR = 0.97
 OVERHEADS = 0.1
 """A candidate of which bandwidth explains no more than this share is not limited by it."""
 
+PIPELINED = 1.4
+"""A candidate that takes at most so many times what its busiest link does is not held up by anything else (headers on the wire, and links
+that are slower both ways, take a third)."""
+
 SEARCHED_RANKS = 32
-"""Up to so many ranks a running program may search for the best cut (a second at most)."""
+"""Up to so many ranks a running program may search for the best cut (a second at most) and for the best trees (a few)."""
 
 
 class SelectionError(ValueError):
@@ -92,7 +97,13 @@ def select(
     tuning = tuning if tuning is not None else Tuning()
     rows, measured = _rows(spec, topology, rules, nbytes, tuning)
     rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
-    models = _admit([row for row in rows if row.excluded is None], spec, topology, profile, measured, rejected)
+    allowed = [row for row in rows if row.excluded is None]
+    # What is costly to build is only built where nothing else may do; where nothing else is allowed it is like any other.
+    waiting = [row for row in allowed if by_name(spec.collective, row.algorithm).costly and row.label not in measured]
+    waiting = waiting if len(waiting) < len(allowed) else []
+    models = _admit([row for row in allowed if row not in waiting], spec, topology, profile, measured, rejected)
+    if not models and waiting:
+        models, waiting = _admit(waiting, spec, topology, profile, measured, rejected), []
     warning = None
     if not models:
         problem = _problem(spec, nbytes, rows, rejected)
@@ -108,6 +119,15 @@ def select(
     block = block_bytes(spec, nbytes)
     predictions = _predict(models, block, measured, exhaustive)
     winner = _argmin(predictions)
+    if waiting:
+        reason = None if exhaustive else _enough(spec, topology, nbytes, predictions[winner])
+        if reason is None:
+            more = _admit(waiting, spec, topology, profile, measured, rejected)
+            predictions |= _predict(more, block, measured, exhaustive, predictions[winner].seconds)
+            models |= more
+            winner = _argmin(predictions)
+        else:
+            rejected |= {row.label: f"not built: {reason}" for row in waiting}
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
     used = {label: tuning.source for label in models if label in measured}
     reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used)
@@ -158,7 +178,7 @@ class Selector:
             collective: sorted({edge for item in entry.items for edge in (item.start, item.end) if edge})
             for collective, entry in self.rules.entries.items()
         }
-        self._choices: dict[tuple[CollectiveSpec, int, int], Choice] = {}
+        self._choices: dict[tuple[CollectiveSpec, int, int, bool], Choice] = {}
 
     def for_topology(self, topology: Topology) -> Selector:
         """A selector with the same settings for another group."""
@@ -178,12 +198,13 @@ class Selector:
                 return min(nearest, edge - 1)
         return nearest
 
-    def choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int = 1) -> Choice:
-        """The choice for the class of ``nbytes``; errors as for :func:`select`."""
-        key = (spec, self.size_class(spec.collective, nbytes), itemsize)
+    def choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int = 1, small_pages: bool = False) -> Choice:
+        """The choice for the class of ``nbytes``, for buffers on huge pages or on small ones; errors as for :func:`select`."""
+        key = (spec, self.size_class(spec.collective, nbytes), itemsize, small_pages)
         choice = self._choices.get(key)
         if choice is None:
-            choice = select(spec, self.topology, key[1], itemsize, self.rules, self.profile, self.fallback, tuning=self.tuning)
+            profile = self.profile.on_small_pages() if small_pages else self.profile
+            choice = select(spec, self.topology, key[1], itemsize, self.rules, profile, self.fallback, tuning=self.tuning)
             self._choices[key] = choice
         return choice
 
@@ -268,10 +289,13 @@ def _routes(topology: Topology) -> Routes:
 # The choice
 
 
-def _predict(models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], exhaustive: bool) -> dict[str, Prediction]:
-    """What was measured, then predictions, most promising first; a model is left out when even its least time cannot win."""
+def _predict(
+    models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], exhaustive: bool, best: float = math.inf
+) -> dict[str, Prediction]:
+    """What was measured, then predictions, most promising first; a model is left out when even its least time cannot win against these
+    and against ``best`` seconds."""
     predictions = {label: _measured(model, block, measured[label]) for label, model in models.items() if label in measured}
-    best = min((p.seconds for p in predictions.values()), default=float("inf"))
+    best = min([best, *(p.seconds for p in predictions.values())])
     others = ((model.least(block), at, label) for at, (label, model) in enumerate(models.items()) if label not in measured)
     for least, _, label in sorted(others):
         if exhaustive or least <= best * (1 + EQUAL):
@@ -355,6 +379,28 @@ def _bound(spec: CollectiveSpec, topology: Topology, nbytes: int, seconds: float
     quick = lower_bound(topology, spec.collective, nbytes, spec.root, search=False)
     open_question = OVERHEADS * seconds < quick.bandwidth_seconds < NEAR * seconds and topology.num_ranks <= SEARCHED_RANKS
     return lower_bound(topology, spec.collective, nbytes, spec.root) if exhaustive or open_question else quick
+
+
+def _enough(spec: CollectiveSpec, topology: Topology, nbytes: int, best: Prediction) -> str | None:
+    """Why nothing that is costly to build is needed beside the best of the others; None when it may be worth it.
+
+    The transport's overheads and the room it leaves on the wire are not what another schedule could save: the busiest link counts, and how
+    much longer than it the whole takes.
+    """
+    if topology.num_ranks > SEARCHED_RANKS:
+        return f"more than {SEARCHED_RANKS} ranks, unless TOPOCCL_ALGO asks for it"
+    quick = lower_bound(topology, spec.collective, nbytes, spec.root, search=False)
+    if quick.bandwidth_seconds <= OVERHEADS * best.seconds:
+        return "what limits calls of this size is not bandwidth"
+    if _near(quick, best) or _near(lower_bound(topology, spec.collective, nbytes, spec.root), best):
+        return "its busiest link can hardly be less busy in any schedule"
+    return None
+
+
+def _near(bound: Bound, best: Prediction) -> bool:
+    """Whether a prediction's links are as good as used at the bound, and it takes not much longer than they do."""
+    busy = best.bottleneck_seconds
+    return bound.bandwidth_seconds >= NEAR * busy and best.seconds <= PIPELINED * busy
 
 
 def _bottleneck(topology: Topology, prediction: Prediction) -> str:

@@ -418,9 +418,10 @@ class Communicator:
         op: str | None, limit: float,
     ) -> Plan:  # fmt: skip
         control = self._control
+        data = bound.inp if bound.inp.size else bound.out
         try:
             return self._planner.plan(
-                key, spec, nbytes, block, bound.dtype, op, bound.in_place, call, limit, self._settle, self._check_on_others
+                key, spec, nbytes, block, bound.dtype, op, bound.in_place, data, call, limit, self._settle, self._check_on_others
             )
         except (CollectiveTimeout, TransportError, MismatchError) as error:
             self._give_up(error, "ranks had not agreed on its algorithm")

@@ -14,9 +14,10 @@ from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.bootstrap import agree
 from topoccl.collectives.control.fingerprint import Fingerprint
 from topoccl.collectives.executor.arena import area_bytes
-from topoccl.collectives.executor.dtypes import DType
+from topoccl.collectives.executor.dtypes import Array, DType
 from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
+from topoccl.collectives.executor.reach import on_huge_pages
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
 from topoccl.collectives.executor.wiring import Wiring
 
@@ -100,6 +101,7 @@ class Planner:
         dtype: DType,
         op: str | None,
         in_place: bool,
+        data: Array,
         fingerprint: Fingerprint,
         timeout: float,
         settle: Callable[[], None],
@@ -115,6 +117,7 @@ class Planner:
             dtype: the element type.
             op: the reduction, for collectives that reduce.
             in_place: whether the call's input and output share storage.
+            data: a buffer of the call; what kind of memory rank 0's lies in tells how fast others read it.
             fingerprint: what all ranks' calls must have in common.
             timeout: seconds to wait for rank 0.
             settle: returns when all ranks are known to have made this call; called before rank 0 is asked, so that it answers.
@@ -123,7 +126,7 @@ class Planner:
         Raises:
             CollectiveTimeout, TransportError: rank 0 or a rank between does not answer.
         """
-        agreed = self._agree(spec, nbytes, dtype.itemsize, timeout, settle, check)
+        agreed = self._agree(spec, nbytes, data, timeout, settle, check)
         schedule = agreed.schedule
         wirings = self._wire(schedule)
         segments = agreed.choice.segments
@@ -149,17 +152,17 @@ class Planner:
         return plan
 
     def _agree(
-        self, spec: CollectiveSpec, nbytes: int, itemsize: int, timeout: float, settle: Callable[[], None], check: Callable[[], None]
+        self, spec: CollectiveSpec, nbytes: int, data: Array, timeout: float, settle: Callable[[], None], check: Callable[[], None]
     ) -> Agreed:
         size = self.selector.size_class(spec.collective, nbytes)
-        key = (spec, size, itemsize)
+        key = (spec, size, data.itemsize)
         agreed = self._agreed.get(key)
         if agreed is None:
             settle()
             mine: Agreed | Exception | None = None
             if self.transport.rank == 0:
                 try:
-                    mine = self._choose(spec, nbytes, itemsize)
+                    mine = self._choose(spec, nbytes, data)
                 except Exception as error:  # raised on every rank below
                     mine = error
             told = agree(self.transport, mine, timeout, check)
@@ -170,8 +173,9 @@ class Planner:
             self.announce(agreed.choice)
         return agreed
 
-    def _choose(self, spec: CollectiveSpec, nbytes: int, itemsize: int) -> Agreed:
-        choice = self.selector.choose(spec, nbytes, itemsize)
+    def _choose(self, spec: CollectiveSpec, nbytes: int, data: Array) -> Agreed:
+        small_pages = self.site.reach is not None and not on_huge_pages(data)
+        choice = self.selector.choose(spec, nbytes, data.itemsize, small_pages)
         schedule = choice.schedule
         try:
             in_place = spec.aliases and bool(verify(schedule, segments=(1, 3), in_place=True))

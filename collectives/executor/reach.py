@@ -21,6 +21,7 @@ from topoccl.collectives.executor.dtypes import Array
 from topoccl.collectives.executor.pool import Windows, pool
 
 _TOKEN = 32  # bytes that a probe reads
+_HUGE = 2 << 20  # bytes of a huge page
 _MOST = 1 << 30  # bytes of one system call; the kernel takes at most 2 GiB
 
 # read(number of the call, buffer, offset in it, bytes, where to): fetches bytes of a buffer that a peer shows. Returns a view of them
@@ -73,6 +74,33 @@ def address_of(array: Array) -> int:
     """Where the elements of a contiguous array begin in this process."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def on_huge_pages(array: Array) -> bool:
+    """Whether an array of some MiB lies mostly on huge pages, or in the pool: others find its pages fast then."""
+    if array.nbytes < _HUGE:
+        return False
+    address = address_of(array)
+    if pool().where(address) is not None:
+        return True
+    middle = address + array.nbytes // 2
+    size = 0
+    inside = False
+    try:
+        with open("/proc/self/smaps", encoding="ascii", errors="replace") as file:
+            for line in file:
+                head = line.split(None, 1)[0]
+                if not head.endswith(":"):  # a mapping: its addresses
+                    if inside:
+                        break
+                    begin, _, end = head.partition("-")
+                    inside = int(begin, 16) <= middle < int(end, 16)
+                    size = int(end, 16) - int(begin, 16)
+                elif inside and head == "AnonHugePages:":
+                    return 2 * int(line.split()[1]) * 1024 >= min(size, array.nbytes)
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 class _Reader:
