@@ -16,6 +16,7 @@ from topoccl.algorithms.algorithm import label_of, read_label
 from topoccl.algorithms.calibration import IDEAL, Profile
 from topoccl.algorithms.choice import MEASURED, Candidate, Choice, format_choice
 from topoccl.algorithms.cost import CostModel, Prediction, block_bytes
+from topoccl.algorithms.covered import NOT_MEASURED, fastest, measured_choice
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.selection_rules import AlgoRules
 from topoccl.algorithms.spec import CollectiveSpec
@@ -96,6 +97,12 @@ def select(
     rules = rules if rules is not None else AlgoRules()
     tuning = tuning if tuning is not None else Tuning()
     rows, measured = _rows(spec, topology, rules, nbytes, tuning)
+    at = {"root": spec.root, "hosts": len(topology.ranks_by_host)}
+    covered = not spec.uneven and tuning.covers(spec.collective, spec.ranks, nbytes, **at)
+    if covered and not exhaustive:
+        known = measured_choice(spec, topology, nbytes, rows, measured, tuning.source, profile.name)
+        if known is not None:
+            return known
     rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
     allowed = [row for row in rows if row.excluded is None]
     # What is costly to build is only built where nothing else may do; where nothing else is allowed it is like any other.
@@ -128,7 +135,11 @@ def select(
             winner = _argmin(predictions)
         else:
             rejected |= {row.label: f"not built: {reason}" for row in waiting}
+    if covered and (known_best := fastest(rows, measured)) in models:
+        winner = known_best
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
+    if covered and winner in measured:
+        rejected |= dict.fromkeys(models.keys() - measured.keys(), NOT_MEASURED)
     used = {label: tuning.source for label in models if label in measured}
     reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used)
     if warning is not None:

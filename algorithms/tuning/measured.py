@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -205,19 +205,6 @@ class Tuning:
             for r in self.covered
             if r.least <= nbytes <= r.most
         )
-
-    def best(
-        self, collective: str, ranks: int, nbytes: int, *, root: int | None = None, hosts: int | None = None,
-        allowed: Callable[[str], bool] = lambda label: True,
-    ) -> list[tuple[str, Measured]]:  # fmt: skip
-        """The measured candidates for a call that is covered, fastest first; empty for one that is not."""
-        if not self.covers(collective, ranks, nbytes, root=root, hosts=hosts):
-            return []
-        known = [
-            (label, self.seconds(collective, ranks, label, nbytes, root=root, hosts=hosts)) for label in self.labels(collective, ranks)
-        ]
-        found = [(label, measured) for label, measured in known if measured is not None and allowed(label)]
-        return sorted(found, key=lambda pair: pair[1].seconds)
 
 
 def _look_up(curve: Sequence[Measurement], nbytes: int) -> Measured | None:

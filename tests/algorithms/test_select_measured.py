@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector, format_choice, select
 from topoccl.algorithms.selection_rules import parse_algo
 from topoccl.algorithms.spec import CollectiveSpec
-from topoccl.algorithms.tuning import Measurement, Tuning
+from topoccl.algorithms.tuning import Measurement, Range, Tuning
 from topoccl.topology.generators import generate
 from topoccl.topology.units import format_time
 
@@ -109,3 +112,49 @@ def test_a_selector_keeps_its_measurements() -> None:
     selector = Selector(CLUSTER, profile=MPI, tuning=pair)
     assert selector.choose(CollectiveSpec("all_reduce", 8), M + 1).algorithm == "direct"
     assert selector.for_topology(CLUSTER.place([0, 2])).choose(CollectiveSpec("all_reduce", 2), K).measured
+
+
+def test_where_measurements_say_enough_nothing_is_predicted(monkeypatch: Any) -> None:
+    rows = (
+        ("ring[channels=1]", M, 3.0, 2),
+        ("direct", M, 2.0, 4),
+        ("two_shot", M, 4.0, 1),
+        ("direct", 4 * M, 9.0, 8),
+        ("two_shot", 4 * M, 5.0, 2),
+    )
+    known = replace(tuning(*rows), covered=(Range("all_reduce", 8, M, 4 * M, hosts=4),))
+    shown = all_reduce(M, tuning=known, exhaustive=True)
+    beyond = all_reduce(8 * M, tuning=known)
+    monkeypatch.setattr("topoccl.algorithms.select._model", None)  # whoever predicts calls it
+    choice = all_reduce(M, tuning=known)
+    assert (choice.algorithm, choice.segments, choice.seconds, choice.measured) == ("direct", 4, 2.0, True)
+    assert (shown.algorithm, shown.segments, shown.seconds) == ("direct", 4, 2.0)
+    assert choice.reason == "direct is the fastest of 3 candidates measured in t.yaml; next is ring[channels=1] with 1.5 times its time"
+    assert [c.algorithm for c in choice.candidates] == [c.algorithm for c in shown.candidates]
+    for table in (choice, shown):
+        assert candidate(table, "two_shot").rejected == "2 times the time of direct"
+        assert candidate(table, "hierarchical[inter=ring]").rejected == "not measured, where measurements say enough"
+    assert shown.bound_seconds > 0
+    assert candidate(shown, "hierarchical[inter=ring]").seconds < 2.0
+    between = all_reduce(3 * M, tuning=known)
+    assert (between.algorithm, between.segments) == ("two_shot", 2)
+    assert all_reduce(M, "direct", tuning=known).algorithm == "direct"
+    assert all_reduce(M, "^direct", tuning=known).algorithm == "ring[channels=1]"
+    assert beyond.algorithm not in ("direct", "two_shot")
+    with pytest.raises(TypeError):  # it does predict
+        all_reduce(M, "hierarchical", tuning=known)
+
+
+def test_measurements_of_another_group_are_not_enough() -> None:
+    known = replace(tuning(("direct", M, 1.0, 1)), covered=(Range("all_reduce", 8, M, M, hosts=2), Range("all_gather", 8, M, M)))
+    assert all_reduce(M, tuning=known).algorithm != "direct"
+
+
+def test_what_was_pulled_is_pulled() -> None:
+    host = generate("cluster:1x4")
+    known = Tuning((Measurement("all_reduce", 4, "two_shot", 16 * M, 1.0, 1, pulls=True),), covered=(Range("all_reduce", 4, M, 16 * M),))
+    spec = CollectiveSpec("all_reduce", 4)
+    profile = MPI.on_hosts(1, attach=True)
+    for exhaustive in (False, True):
+        choice = select(spec, host, 16 * M, 4, None, profile, tuning=known, exhaustive=exhaustive)
+        assert (choice.algorithm, choice.pulls, choice.segments) == ("two_shot", True, 1)
