@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ ReduceScatterOptions = _c10d.ReduceScatterOptions
 ScatterOptions = _c10d.ScatterOptions
 Work: Any = _c10d.Work
 
+register_work: Callable[[torch.Tensor, Any], None] = _c10d._register_work
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 RecordFunction: Any = torch._C._profiler._RecordFunctionFast
 
@@ -57,6 +59,20 @@ def both_names(group: type) -> type:
     for new, old in _OLD_NAMES.items():
         setattr(group, old, getattr(group, new))
     return group
+
+
+def not_compiled(kind: type) -> type:
+    """Lets torch.compile leave a class's methods, and all they call, alone; costs nothing when they are called."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    for base in kind.__mro__:
+        for member in vars(base).values() if base.__module__.startswith("topoccl.") else ():
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(function, FunctionType):
+                function._torchdynamo_disable = True  # type: ignore[attr-defined]
+                eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return kind
 
 
 def reduction(op: Any) -> tuple[str, float | None]:

@@ -17,7 +17,7 @@ from topoccl.collectives.errors import ConfigError, MismatchError, TopocclError
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.setup import connect
 from topoccl.collectives.torch_backend import patches
-from topoccl.collectives.torch_backend.compat import default_timeout, watch_store
+from topoccl.collectives.torch_backend.compat import default_timeout, not_compiled, watch_store
 from topoccl.collectives.torch_backend.devices import with_devices
 from topoccl.collectives.torch_backend.process_group import TopocclGroup
 from topoccl.collectives.torch_backend.rendezvous import Meeting, launched_by_mpi, master_address
@@ -31,6 +31,7 @@ FAREWELL_SECONDS = 5.0
 _LOCAL_NAME = "[0-9a-f]{40}"  # names of groups made with use_local_synchronization
 
 
+@not_compiled
 class World(TopocclGroup):
     """The group of all ranks; sub-groups send over its transport, under numbers that it gives out."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from topoccl.collectives.torch_backend.compat import not_compiled
 from topoccl.collectives.torch_backend.patches import backend_for
 from topoccl.collectives.torch_backend.process_group import TopocclGroup
 
@@ -78,7 +79,7 @@ def _routed(base: type[TopocclGroup]) -> Any:
     names: dict[str, Any] = {name: route(name) for name in _METHODS if hasattr(base, name)}
     names.update(_device_types=property(device_types), _get_backend=get_backend, set_timeout=set_timeout)
     names.update(shutdown=ending("shutdown"), abort=ending("abort"))
-    made = _classes[base] = type(f"{base.__name__}WithDevices", (base,), names)
+    made = _classes[base] = not_compiled(type(f"{base.__name__}WithDevices", (base,), names))
     return made
 
 

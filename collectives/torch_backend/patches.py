@@ -11,9 +11,10 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d
 
-from topoccl.collectives.torch_backend.compat import Group
+from topoccl.collectives.torch_backend.compat import AllgatherOptions, Group, register_work
 
 _module: Any = distributed_c10d
 _MARK = "__wrapped_by_topoccl__"
@@ -29,8 +30,15 @@ def install() -> None:
         _replace(replacement)
 
 
+_library: list[Any] = []  # keeps kernels registered
+
+
 def install_hooks() -> None:
-    """Replaces a method of DistributedDataParallel, which must have been imported."""
+    """What needs all of torch to have been imported: a method of DistributedDataParallel, and a kernel that reaches no group in Python."""
+    if not _library:
+        library = torch.library.Library("_c10d_functional", "IMPL")
+        library.impl("all_gather_into_tensor_out", _all_gather_into_tensor_out, "CPU")
+        _library.append(library)
     model: Any = import_module("torch.nn.parallel.distributed").DistributedDataParallel
     if not hasattr(model._register_builtin_comm_hook, _MARK):
         model._register_builtin_comm_hook = _wrapped(_register_builtin_comm_hook, model._register_builtin_comm_hook)
@@ -139,6 +147,15 @@ def _new_process_group_helper(
         return of_torch(group_size, group_rank, global_ranks_in_group, ours_first, *args, **kwargs)
     finally:
         _others.reset(token)
+
+
+def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor) -> torch.Tensor:
+    """What inductor makes of several all_gathers. Torch's kernel asks the C++ side of a group for its backend."""
+    group = _module._resolve_process_group(group_name)
+    options = AllgatherOptions()
+    options.asyncOp = True
+    register_work(out, group._allgather_base(out, input, options))
+    return out
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.communicator import Communicator
 
 
+@compat.not_compiled
 @compat.both_names
 class TopocclGroup(compat.Group):
     """A group of ``torch.distributed`` whose calls run on :attr:`communicator`.

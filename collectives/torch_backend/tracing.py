@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from topoccl.collectives.torch_backend.compat import RecordFunction, profiling
+from topoccl.collectives.torch_backend.compat import RecordFunction, not_compiled, profiling
 from topoccl.collectives.torch_backend.work import Call, Done, Mail, done
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def traced_message(name: str, tensor: torch.Tensor, peer: int | None, begin: Cal
         return begun
 
 
+@not_compiled
 class TracedCall(Call):
     """An asynchronous call, which returns the choice behind it."""
 
@@ -74,6 +75,7 @@ class TracedCall(Call):
         return True
 
 
+@not_compiled
 class TracedMail(Mail):
     """A message."""
 

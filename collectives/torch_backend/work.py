@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.futures import Future
 
-from topoccl.collectives.torch_backend.compat import Work, seconds
+from topoccl.collectives.torch_backend.compat import Work, not_compiled, seconds
 
 if TYPE_CHECKING:
     from topoccl.collectives.messages import Message
     from topoccl.collectives.pending import Pending
 
 
+@not_compiled
 class Done(Work):
     """A call that is over. ``outputs`` is what :meth:`result` and the future give.
 
@@ -85,6 +86,7 @@ class _Open(Done):
         return future
 
 
+@not_compiled
 class Call(_Open):
     """A call that runs, or waits for its turn, on the worker of its group."""
 
@@ -105,6 +107,7 @@ class Call(_Open):
         self._pending.add_done_callback(lambda _: callback())
 
 
+@not_compiled
 class Mail(_Open):
     """A message under way."""
 
@@ -134,6 +137,7 @@ class Mail(_Open):
         threading.Thread(target=ask, name="topoccl message", daemon=True).start()
 
 
+@not_compiled
 class All(_Open):
     """Several works as one, for calls made inside a coalescing manager."""
 
