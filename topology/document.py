@@ -153,7 +153,9 @@ def read(text: str, source: str, holds: str = "a mapping with hosts") -> Cursor:
     if as_json or text.lstrip()[:1] in ("{", "["):
         try:
             return Cursor(source, None, "", _from_json(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse), source, ""))
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise TopologyError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
+        except ValueError as error:
             if isinstance(error, TopologyError):
                 raise
             if as_json:

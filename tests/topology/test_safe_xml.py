@@ -116,3 +116,19 @@ def test_numbers_are_checked() -> None:
             element.integer(name, 0, 9)
         with pytest.raises(TopologyError, match=problem):
             element.must(name)
+
+
+def test_a_bomb_of_no_known_format_is_called_one() -> None:
+    with pytest.raises(TopologyError, match=r"bomb\.xml: XML with a document type that declares something; entities are not read"):
+        parse_any(f'<?xml version="1.0"?><!DOCTYPE lolz [{BOMB}]><lolz>&l9;</lolz>', "bomb.xml")
+
+
+def test_deep_json_is_called_deep() -> None:
+    with pytest.raises(TopologyError, match=r"deep\.json: nested deeper than 32 levels"):
+        parse_any('{"a":' * 100_000 + "1" + "}" * 100_000, "deep.json")
+
+
+def test_messages_are_short_whatever_a_file_holds() -> None:
+    with pytest.raises(TopologyError, match=r"long\.conf:1: switch 'a' lists switch 'xxx") as error:
+        parse_any(f"SwitchName=a Switches={'x' * 100_000}\n", "long.conf")
+    assert len(str(error.value)) < 3100
