@@ -111,6 +111,7 @@ class Profile:
             send_overhead=self.local.send_overhead * crowd,
             recv_overhead=self.local.recv_overhead * crowd + TURN * (crowd - 1),
             latency=self.local.latency + TURNS * (crowd - 1),
+            piece=round(self.local.piece * crowd),
             pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
