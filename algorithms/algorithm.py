@@ -36,6 +36,7 @@ class Algorithm:
         variants: parameter sets worth trying, the plainest first; each is one candidate.
         reject: the reason why this algorithm makes no sense for a spec on a topology, or None.
         summary: one line for tables and docs.
+        costly: building may take seconds; selection does so only where the others are far from the bound.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Algorithm:
     variants: tuple[Mapping[str, Any], ...] = ({},)
     reject: Callable[[CollectiveSpec, Topology], str | None] = _accept
     summary: str = ""
+    costly: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -353,8 +353,9 @@ class ScheduleBuilder:
         operand_ptr, operand_at = self._operands.take(order)
         target_ptr, target_at = self._targets.take(order)
         dep_ptr, dep_at = self._deps.take(order)
+        slots = self.slots if any(self._scratch) or self._window else 0
         return Schedule(
-            spec=self.spec, algorithm=self.algorithm, chunks=self.chunks, slots=self.slots if any(self._scratch) or self._window else 0, fifo=self.fifo,
+            spec=self.spec, algorithm=self.algorithm, chunks=self.chunks, slots=slots, fifo=self.fifo,
             lane_rank=_ints(self._lanes[i].rank for i in lanes), lane_channel=_ints(self._lanes[i].channel for i in lanes),
             lane_rail=_ints(self._lanes[i].rail for i in lanes), lane_ptr=_offsets(steps_of[lanes]),
             operand_ptr=operand_ptr, operand_buf=_bytes(self._operand_buf)[operand_at],

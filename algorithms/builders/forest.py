@@ -130,6 +130,7 @@ ALGORITHMS = (
         collectives=COLLECTIVES,
         build=build,
         reject=reject,
+        costly=True,
         summary="trees packed into the fabric, as many and as wide as its links allow; for irregular fabrics",
     ),
 )
