@@ -19,7 +19,7 @@ are folded, which reads a copy in cache anyway, the double; where all read the s
 
 TURN = 5e-6
 """Seconds of its processor that a rank loses by each message for each other rank on its core, since they run with cold caches then,"""
-TURNS = 15e-6
+TURNS = 25e-6
 """and seconds that each of these others may use the core before a message is seen."""
 
 
