@@ -105,12 +105,7 @@ def select(
             return known
     rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
     allowed = [row for row in rows if row.excluded is None]
-    # What is costly to build is only built where nothing else may do; where nothing else is allowed it is like any other.
-    waiting = [row for row in allowed if by_name(spec.collective, row.algorithm).costly and row.label not in measured]
-    waiting = waiting if len(waiting) < len(allowed) else []
-    models = _admit([row for row in allowed if row not in waiting], spec, topology, profile, measured, rejected)
-    if not models and waiting:
-        models, waiting = _admit(waiting, spec, topology, profile, measured, rejected), []
+    models, waiting = _admit_first(allowed, spec, topology, profile, measured, rejected)
     warning = None
     if not models:
         problem = _problem(spec, nbytes, rows, rejected)
@@ -118,26 +113,30 @@ def select(
         if fallback == "error" or not others:
             raise SelectionError(f"{problem}; TOPOCCL_FALLBACK=print or silent takes another one" if others else problem)
         warning = problem
-        models = _admit(others, spec, topology, profile, measured, rejected)
+        models, waiting = _admit_first(others, spec, topology, profile, measured, rejected)
         if not models:
             raise SelectionError(_problem(spec, nbytes, rows, rejected))
-        for label in models:
+        for label in (*models, *(row.label for row in waiting)):
             del rejected[label]
     block = block_bytes(spec, nbytes)
     predictions = _predict(models, block, measured, exhaustive)
     winner = _argmin(predictions)
-    if waiting:
-        reason = None if exhaustive else _enough(spec, topology, nbytes, predictions[winner])
-        if reason is None:
-            more = _admit(waiting, spec, topology, profile, measured, rejected)
-            predictions |= _predict(more, block, measured, exhaustive, predictions[winner].seconds)
-            models |= more
-            winner = _argmin(predictions)
-        else:
-            rejected |= {row.label: f"not built: {reason}" for row in waiting}
+    costly: dict[str, Prediction] = {}
+    enough = _enough(spec, topology, nbytes, predictions[winner]) if waiting else None
+    if waiting and (enough is None or exhaustive):
+        more = _admit(waiting, spec, topology, profile, measured, rejected)
+        costly = _predict(more, block, measured, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
+        models |= more
+        if enough is None:
+            winner = _argmin(predictions | costly)
+    elif waiting:
+        rejected |= {row.label: f"not built: {enough}" for row in waiting}
+    predictions |= costly
     if covered and (known_best := fastest(rows, measured)) in models:
         winner = known_best
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
+    if enough is not None:
+        rejected |= dict.fromkeys(costly, f"programs do not build it: {enough}")
     if covered and winner in measured:
         rejected |= dict.fromkeys(models.keys() - measured.keys(), NOT_MEASURED)
     used = {label: tuning.source for label in models if label in measured}
@@ -278,6 +277,16 @@ def _admit(
                 reason = f"here it is the same schedule as {twin}"
         rejected[row.label] = reason
     return {row.label: models[row.label] for row in rows if row.label in models}
+
+
+def _admit_first(
+    rows: Sequence[_Row], spec: CollectiveSpec, topology: Topology, profile: Profile, measured: Mapping[str, Measured],
+    rejected: dict[str, str],
+) -> tuple[dict[str, CostModel], list[_Row]]:  # fmt: skip
+    """:func:`_admit` for the rows that are not costly to build, and the others, which may wait; for all if nothing else can serve."""
+    waiting = [row for row in rows if by_name(spec.collective, row.algorithm).costly and row.label not in measured]
+    models = _admit([row for row in rows if row not in waiting], spec, topology, profile, measured, rejected)
+    return (models, waiting) if models else (_admit(waiting, spec, topology, profile, measured, rejected), [])
 
 
 def _unknown_parameter(spec: CollectiveSpec, row: _Row) -> str | None:
