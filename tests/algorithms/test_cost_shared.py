@@ -1,0 +1,100 @@
+"""The cost model inside a host: ranks that share cores, and messages that are read straight from the senders' buffers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from topoccl.algorithms.calibration import PULL_FROM, Medium, Profile, default_profile
+from topoccl.algorithms.cost import CostModel, block_bytes
+from topoccl.algorithms.registry import build_verified, by_name
+from topoccl.algorithms.select import Selector
+from topoccl.algorithms.spec import ROOTED, CollectiveSpec
+from topoccl.topology.generators import generate
+
+M = 1 << 20
+COPIES = Profile("copies", local=Medium(staged=True, pull_bandwidth=1e10, pull_small_pages=5e9), copy_bandwidth=1e10, reduce_bandwidth=1e10)
+
+
+def model(collective: str, ranks: int, profile: Profile, name: str = "direct") -> CostModel:
+    topology = generate(f"cluster:1x{ranks},memory=100GB/s,memory_latency=0")
+    spec = CollectiveSpec(collective, ranks, 0 if collective in ROOTED else None)
+    return CostModel(build_verified(by_name(collective, name), spec, topology), topology, profile)
+
+
+def seconds(collective: str, nbytes: int, profile: Profile, name: str = "direct", ranks: int = 4) -> float:
+    found = model(collective, ranks, profile, name)
+    return found.predict(block_bytes(found.schedule.spec, nbytes)).seconds
+
+
+def test_ranks_that_share_cores_share_what_these_copy() -> None:
+    alone, crowded = COPIES, replace(COPIES, crowd=2.0)
+    assert seconds("all_gather", 64 * M, crowded) == pytest.approx(2 * seconds("all_gather", 64 * M, alone))
+    # Two of four ranks have something to do, and two cores.
+    assert seconds("gather", 64 * M, replace(COPIES, crowd=4.0)) > seconds("gather", 64 * M, alone)
+    one = Profile("one", local=Medium(staged=True), copy_bandwidth=1e10, reduce_bandwidth=1e10)
+    chain = [seconds("broadcast", 64 * M, replace(one, crowd=crowd), "chain", 2) for crowd in (1.0, 2.0)]
+    assert chain[1] == pytest.approx(chain[0]), "in one segment the two ranks of a chain copy one after the other"
+
+
+def test_crowding_costs_turns_and_segments() -> None:
+    quiet, crowded = default_profile("mpi").on_hosts(1, attach=False), default_profile("mpi").on_hosts(4, attach=False)
+    assert (quiet.local.latency, quiet.crowd) == (0.0, 1.0)
+    assert crowded.local.latency > 0
+    assert crowded.local.recv_overhead > 4 * quiet.local.recv_overhead
+    few, many = model("all_gather", 8, crowded), model("all_gather", 8, quiet)
+    assert len(few.ladder(M)) < len(many.ladder(M))
+    with pytest.raises(ValueError, match=r"crowd is 0.5; expected a number of ranks, at least 1"):
+        replace(COPIES, crowd=0.5)
+
+
+def test_one_copy_instead_of_two() -> None:
+    found = model("all_gather", 2, COPIES)
+    pulled = found.pulled(8 * M)
+    assert pulled is not None
+    assert (pulled.pulls, pulled.segments) == (True, 1)
+    # Its own block and the other one, each copied once; staged, a block is copied into shared memory besides.
+    assert pulled.seconds == pytest.approx(2 * 8 * M / 1e10)
+    assert found.predict(8 * M).seconds == pytest.approx(3 * 8 * M / 1e10)
+    best = found.choose_segments(8 * M)
+    assert best.pulls
+    assert best.seconds == pulled.seconds
+    assert found.least(8 * M) <= pulled.seconds
+
+
+def test_a_fold_of_what_is_pulled_costs_its_copy_too() -> None:
+    found = model("reduce_scatter", 2, COPIES)
+    pulled = found.pulled(8 * M)
+    assert pulled is not None
+    assert pulled.seconds == pytest.approx((8 * M + 8 * M) / 1e10)
+
+
+@pytest.mark.parametrize(
+    ("collective", "least"),
+    [("all_gather", PULL_FROM), ("all_to_all", PULL_FROM), ("reduce_scatter", 2 * PULL_FROM), ("broadcast", 4 * PULL_FROM)],
+)
+def test_short_messages_are_not_pulled(collective: str, least: int) -> None:
+    found = model(collective, 2, COPIES)
+    assert found.pulled(least) is not None
+    assert found.pulled(least - 1) is None
+
+
+def test_where_nothing_is_pulled() -> None:
+    assert model("all_reduce", 2, COPIES, "direct").pulled(64 * M) is None, "in place its ranks would wait for each other"
+    assert model("all_gather", 2, COPIES.on_hosts(1, attach=False)).pulled(64 * M) is None
+    assert model("all_gather", 2, COPIES.without_shared_memory()).pulled(64 * M) is None
+    topology = generate("cluster:2x2")
+    spec = CollectiveSpec("all_gather", 4)
+    assert CostModel(build_verified(by_name("all_gather", "direct"), spec, topology), topology, COPIES).pulled(64 * M) is None
+
+
+def test_small_pages_are_another_choice() -> None:
+    topology = generate("cluster:1x2,memory=100GB/s")
+    selector = Selector(topology, profile=replace(COPIES, local=replace(COPIES.local, pull_small_pages=1e9)))
+    spec = CollectiveSpec("all_gather", 2)
+    fast, slow = selector.choose(spec, 64 * M), selector.choose(spec, 64 * M, small_pages=True)
+    assert (fast.pulls, slow.pulls) == (True, False)
+    assert fast.as_dict()["pulls"]
+    assert fast.seconds < slow.seconds < math.inf
