@@ -252,6 +252,15 @@ class Communicator:
         return 0 if self._last is None else self._last.segments
 
     @property
+    def planner(self) -> Planner:
+        """Makes the plans of calls. Another one may take its place between calls, on all ranks, to measure other choices."""
+        return self._planner
+
+    @planner.setter
+    def planner(self, planner: Planner) -> None:
+        self._planner = planner
+
+    @property
     def broken(self) -> BaseException | None:
         """The error after which this group cannot be used any more."""
         return self._runner.aborted or self._broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,13 @@ class Planner:
         self._wirings: dict[str, list[Wiring]] = {}
         self._kernels: dict[tuple[str, DType], Fold] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+
+    def with_selector(self, selector: Selector) -> Planner:
+        """The planner of the same group that chooses by ``selector`` and remembers nothing yet."""
+        other = copy(self)
+        other.selector = selector
+        other._agreed, other._wirings, other._plans = {}, {}, OrderedDict()
+        return other
 
     def find(self, key: Hashable) -> Plan | None:
         """The plan remembered under ``key``."""
