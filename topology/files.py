@@ -87,6 +87,8 @@ class _Nic:
     rate: float
     latency: float
     to: Cursor | None
+    stated: bool = False
+    """Whether the file says the rate."""
 
 
 class _Reader:
@@ -118,6 +120,7 @@ class _Reader:
             self.cable(at)
         for at in self.section("links"):
             self.link(at)
+        self.state_rates()
         slots, vertices = self.placement(), self.order()
         try:
             return Topology(self.fabric.name, vertices, self.fabric.links, slots)
@@ -234,7 +237,9 @@ class _Reader:
             hub = host.numa[node]
         rate = self.rate(given, "rate", fb.NET_BANDWIDTH)
         self.new_nic(name, port, rate, at, hub=hub, pcie=given.get("pcie") or outer.get("pcie"), attrs=self.attrs(given))
-        self.nics[f"{name}.{port}"] = _Nic(name, at, rate, self.time(given, "latency", fb.NET_LATENCY), given.get("to"))
+        self.nics[f"{name}.{port}"] = _Nic(
+            name, at, rate, self.time(given, "latency", fb.NET_LATENCY), given.get("to"), "rate" in given or "rate" in self.defaults
+        )
 
     def new_nic(
         self,
@@ -283,6 +288,15 @@ class _Reader:
                         raise nic.to.error(f"NIC {target!r} is plugged into {peer.to.text()!r}, not into {name!r}")
                     done.add(target)
                 self.fabric.link(name, target, nic.rate, nic.latency, "net", back=peer.rate if peer else None)
+
+    def state_rates(self) -> None:
+        """The rate of a NIC that is not plugged in is no link's: it becomes an attribute."""
+        plugged = {end for link in self.fabric.links if link.kind == "net" for end in (link.src, link.dst)}
+        loose = {name: nic.rate for name, nic in self.nics.items() if nic.stated and name not in plugged}
+        self.fabric.vertices = [
+            replace(vertex, attrs={"rate": loose[vertex.id], **vertex.attrs}) if vertex.id in loose else vertex
+            for vertex in self.fabric.vertices
+        ]
 
     def free_port(self, host: str) -> str:
         return next(port for n in itertools.count(self.hosts[host].nics) if f"{host}.{(port := f'eth{n}')}" not in self.declared)

@@ -460,3 +460,12 @@ def test_messages_are_short_whatever_a_key_is() -> None:
         with pytest.raises(TopologyError) as error:
             loads(text, "long.yaml")
         assert len(str(error.value)) < 400
+
+
+def test_the_rate_of_a_nic_that_is_not_plugged_in_is_kept() -> None:
+    topology = loads("hosts:\n- {name: a, slots: 1, nics: [{rate: 400Gbit/s}, {name: ib0}]}\n")
+    assert topology.vertices["a.eth0"].attrs == {"rate": 50e9}
+    assert topology.vertices["a.ib0"].attrs == {}
+    assert loads(dump(topology)) == topology
+    plugged = loads("hosts: [{name: a, slots: 1, nics: [{rate: 400Gbit/s}]}]\nswitches: [{name: s, hosts: [a]}]\n")
+    assert plugged.vertices["a.eth0"].attrs == {}
