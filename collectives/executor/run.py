@@ -39,6 +39,7 @@ class Runner:
         self.transport = transport
         self.waiter = waiter
         self.flags = _NO_FLAGS if waiter is None else waiter.flags
+        self._spins = range(0 if waiter is None else waiter.spins)
         self.aborted: BaseException | None = None
         self.watch: Callable[[], None] = _nothing
         self.beside: list[Request] = []
@@ -94,12 +95,17 @@ class Runner:
             hide(flags, line)
 
     def _run_flat(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
-        flags = self.flags
+        flags, spins = self.flags, self._spins
         assert program.flat is not None
         for item in program.flat:
             for word, count in item.guards:
-                if flags[word] < base + count:
-                    self._wait(word, base + count, timeout, what, program.waits_for)
+                value = base + count
+                if flags[word] < value:
+                    for _ in spins:  # a call less where the peer is about to come
+                        if flags[word] >= value:
+                            break
+                    else:
+                        self._wait(word, value, timeout, what, program.waits_for)
             if item.act is not None:
                 item.act(bufs)
             for word, count in item.signals:
