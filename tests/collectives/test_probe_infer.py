@@ -12,7 +12,7 @@ from topoccl.collectives.probe.fit import Fit
 from topoccl.collectives.probe.infer import infer
 from topoccl.collectives.probe.racks import Racks
 from topoccl.collectives.probe.report import summary
-from topoccl.collectives.probe.sharing import share
+from topoccl.collectives.probe.sharing import fill, share
 from topoccl.collectives.probe.table import Flow, Outcome, Table, level
 from topoccl.topology.dump import dump
 from topoccl.topology.files import loads
@@ -179,3 +179,14 @@ def test_share_is_max_min() -> None:
     assert share([[0], [0]], capacity, [1.0, 3.0]) == [2.5, 7.5]
     assert share([[], [1]], capacity) == [float("inf"), 4.0]
     assert share([], capacity) == []
+    assert fill([[0], [0, 1], [1], []], capacity)[1] == [0, 1, 1, None]
+
+
+def test_how_flows_divide_a_full_link_says_nothing_about_the_structure() -> None:
+    """Two racks whose uplink carries both flows: one gets nearly all of it, then the other."""
+    topology = load("racks:2x2x1,net=200Mbit/s,uplink=200Mbit/s")
+    flows = (Flow(0, 2), Flow(1, 3))
+    for rates_of in ((24e6, 1e6), (12.5e6, 12.5e6)):
+        table = Table([[0], [1], [2], [3]])
+        table.add(Outcome("one_way", flows, (rates_of,)))
+        assert Fit(table, topology, 1.0).misfit == pytest.approx(0.0)
