@@ -41,10 +41,6 @@ NEAR = 0.97
 OVERHEADS = 0.1
 """A candidate of which bandwidth explains no more than this share is not limited by it."""
 
-PIPELINED = 1.4
-"""A candidate that takes at most so many times what its busiest link does is not held up by anything else (headers on the wire, and links
-that are slower both ways, take a third)."""
-
 SEARCHED_RANKS = 32
 """Up to so many ranks a running program may search for the best cut (a second at most) and for the best trees (a few)."""
 
@@ -122,7 +118,7 @@ def select(
     predictions = _predict(models, block, measured, exhaustive)
     winner = _argmin(predictions)
     costly: dict[str, Prediction] = {}
-    enough = _enough(spec, topology, nbytes, predictions[winner]) if waiting else None
+    enough = _enough(spec, topology, nbytes, profile, predictions[winner]) if waiting else None
     if waiting and (enough is None or exhaustive):
         more = _admit(waiting, spec, topology, profile, measured, rejected)
         costly = _predict(more, block, measured, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
@@ -401,26 +397,19 @@ def _bound(spec: CollectiveSpec, topology: Topology, nbytes: int, seconds: float
     return lower_bound(topology, spec.collective, nbytes, spec.root) if exhaustive or open_question else quick
 
 
-def _enough(spec: CollectiveSpec, topology: Topology, nbytes: int, best: Prediction) -> str | None:
-    """Why nothing that is costly to build is needed beside the best of the others; None when it may be worth it.
-
-    The transport's overheads and the room it leaves on the wire are not what another schedule could save: the busiest link counts, and how
-    much longer than it the whole takes.
-    """
+def _enough(spec: CollectiveSpec, topology: Topology, nbytes: int, profile: Profile, best: Prediction) -> str | None:
+    """Why nothing that is costly to build is needed beside the best of the others; None when it may be worth it."""
     if topology.num_ranks > SEARCHED_RANKS:
         return f"more than {SEARCHED_RANKS} ranks, unless TOPOCCL_ALGO asks for it"
-    quick = lower_bound(topology, spec.collective, nbytes, spec.root, search=False)
-    if quick.bandwidth_seconds <= OVERHEADS * best.seconds:
-        return "what limits calls of this size is not bandwidth"
-    if _near(quick, best) or _near(lower_bound(topology, spec.collective, nbytes, spec.root), best):
-        return "its busiest link can hardly be less busy in any schedule"
+    hosts = len(topology.ranks_by_host)
+    wire = (profile.network if hosts > 1 else profile.local).efficiency
+    for search in (False, True):
+        bound = lower_bound(topology, spec.collective, nbytes, spec.root, search=search).bandwidth_seconds / wire
+        if bound <= OVERHEADS * best.seconds:
+            return "what limits calls of this size is not bandwidth"
+        if bound >= NEAR * best.seconds:
+            return f"the best of the others is within {1 / NEAR - 1:.0%} of the bound"
     return None
-
-
-def _near(bound: Bound, best: Prediction) -> bool:
-    """Whether a prediction's links are as good as used at the bound, and it takes not much longer than they do."""
-    busy = best.bottleneck_seconds
-    return bound.bandwidth_seconds >= NEAR * busy and best.seconds <= PIPELINED * busy
 
 
 def _bottleneck(topology: Topology, prediction: Prediction) -> str:

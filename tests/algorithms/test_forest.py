@@ -81,12 +81,11 @@ def test_large_clusters_are_decomposed() -> None:
     assert refuses(load("cluster:1x80")) == "80 ranks on one host; trees span at most 64 ranks"
 
 
-def test_a_slow_host_sums_nothing() -> None:
-    """All that it must do is send its own vector and receive the sum."""
-    topology = load("cluster:4x1,net=1GB/s+1GB/s+1GB/s+250MB/s")
-    forest = synthesise(topology, "all_reduce")
-    assert {piece.up.root for piece in forest.pieces if piece.up is not None} <= {0, 1, 2}
-    assert all(piece.up is not None and 3 not in piece.up.parent and 3 not in piece.down.parent for piece in forest.pieces if piece.down)
+def test_roots_are_spread() -> None:
+    """Equal ones where that is as good, else as many as can be: one root alone would make deep trees."""
+    assert len({piece.up.root for piece in synthesise(load("mesh:2x3"), "all_reduce").pieces if piece.up is not None}) == 6
+    star = synthesise(load("cluster:4x1,net=1GB/s+1GB/s+1GB/s+250MB/s"), "all_reduce")
+    assert {piece.up.root for piece in star.pieces if piece.up is not None} >= {0, 1, 2}
 
 
 def test_what_it_refuses() -> None:

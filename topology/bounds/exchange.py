@@ -30,7 +30,9 @@ Floats = npt.NDArray[np.float64]
 
 _GRAIN = 1 << 40  # of flows that look for violated cuts
 _VIOLATION = 1e-7
+_ROUNDS = 40
 _SAME = 1e-9
+_SPREAD = 1e-3
 _DENOMINATORS = 4000
 _MANY_DENOMINATORS = 1 << 14
 
@@ -101,8 +103,8 @@ class _Programme:
             return [arc for arc, (tail, head) in pairs if head in inside and tail not in inside]
         return [arc for arc, (tail, head) in pairs if tail in inside and head not in inside]
 
-    def solve(self) -> Any:
-        """scipy's result, with variables in units of ``scale``."""
+    def solve(self, spread: bool = False) -> Any:
+        """scipy's result, with variables in units of ``scale``; of the best solutions, if ``spread``, one whose largest root is small."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
 
@@ -125,9 +127,12 @@ class _Programme:
         for arc in range(e):
             put(len(self.cuts) + arc, p + arc, 1.0)
             put(len(self.cuts) + arc, p + e + arc, 1.0)
-        shape = (len(self.cuts) + e, p + 2 * e)
-        upper = csr_array((values, (rows, columns)), shape=shape)
-        limits = np.concatenate([np.zeros(len(self.cuts)), self.capacity])
+        for rank in range(p) if spread else ():
+            put(len(self.cuts) + e + rank, rank, 1.0)
+            put(len(self.cuts) + e + rank, p + 2 * e, -1.0)
+        width, height = p + 2 * e + spread, len(self.cuts) + e + p * spread
+        upper = csr_array((values, (rows, columns)), shape=(height, width))
+        limits = np.concatenate([np.zeros(len(self.cuts)), self.capacity, np.zeros(p * spread)])
         equal = None
         if self.forwarding:
             rows, columns, values = [], [], []
@@ -137,8 +142,8 @@ class _Programme:
                     for vertex, sign in ((tail, 1.0), (head, -1.0)):
                         if (vertex, up) in at:
                             put(at[vertex, up], p + (e if up else 0) + arc, sign)
-            equal = csr_array((values, (rows, columns)), shape=(len(self.forwarding), p + 2 * e))
-        objective = np.concatenate([-np.ones(p), np.zeros(2 * e)])
+            equal = csr_array((values, (rows, columns)), shape=(len(self.forwarding), width))
+        objective = np.concatenate([-np.ones(p), np.zeros(2 * e), np.full(int(spread), _SPREAD)])
         result = linprog(
             objective, upper, limits, equal, None if equal is None else np.zeros(len(self.forwarding)), bounds=(0, None), method="highs-ds"
         )
@@ -216,11 +221,27 @@ def best_exchange(network: Network, publish: bool = True, groups: Iterable[Colle
         result = programme.solve()
     rate, proof, arcs = _prove(programme, result)
     p, e = programme.ranks, programme.arcs
-    for solution in (start, _fractions(result.x * programme.scale)):
+    solutions = [start]
+    if sum(start[:p]) < rate:
+        solutions.append(_fractions(result.x * programme.scale))
+        if not publish:
+            solutions.insert(1, _spread_out(programme))
+    for solution in solutions:
         roots, lower, upper = solution[:p], solution[p : p + e], solution[p + e :]
         if sum(roots) == rate and _reaches(programme, roots, lower, upper):
             return Exchange(rate, True, tuple(roots), tuple(lower), tuple(upper), proof, arcs)
     return Exchange(rate, False, tuple(start[:p]), tuple(start[p : p + e]), tuple(start[p + e :]), proof, arcs)
+
+
+def _spread_out(programme: _Programme) -> list[Fraction]:
+    """A solution with many roots, if there is one as good: trees with different roots are shallow, and busy at the same time."""
+    size = programme.ranks + 2 * programme.arcs
+    result = programme.solve(spread=True)
+    for _ in range(_ROUNDS):
+        if not programme.separate(result.x[:size]):
+            break
+        result = programme.solve(spread=True)
+    return _fractions(result.x[:size] * programme.scale)
 
 
 def _prove(programme: _Programme, result: Any) -> tuple[Fraction, tuple[WeightedCut, ...], tuple[Fraction, ...]]:
