@@ -80,11 +80,15 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name).on_hosts(neighbours.crowd, attach=neighbours.reach is not None)
     tuning = seen.tuning
-    if tuning is not None and (mismatch := tuning.mismatch(topology)):
+    if not seen.share:
+        profile = profile.without_shared_memory()
+    if tuning is not None:
+        profile = tuning.calibrate(profile, topology, transport.name)
+    if tuning is not None and (mismatch := tuning.mismatch(topology, transport.name)):
         if transport.rank == 0:
             logger.warn(Subsystem.TUNING, "%s: %s", variable_of("tune_file"), mismatch)
         tuning = None
-    selector = Selector(topology, rules, profile if seen.share else profile.without_shared_memory(), config.fallback, tuning)
+    selector = Selector(topology, rules, profile, config.fallback, tuning)
     logger.info(
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )

@@ -32,6 +32,7 @@ COMMANDS = (
     Command("simulate", "estimate an all_reduce on a fabric of up to tens of thousands of ranks, algorithm by algorithm"),
     Command("bench", "time a collective under mpirun, in the manner of nccl-tests"),
     Command("probe", "measure the network between the ranks of a job, write its topology"),
+    Command("tune", "measure a job's collectives on its fabric, write what is fastest and what the cost model has to know"),
     Command("lab", "run a command on a virtual cluster of network namespaces"),
     Command("env", "show the configuration and where each value comes from"),
 )

@@ -1,0 +1,119 @@
+"""``topoccl tune``: measures the candidates of a job's collectives on its fabric and writes a tuning file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from topoccl.algorithms.spec import canonical_collective
+from topoccl.algorithms.tuning import TuningError, dump_tuning
+from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
+from topoccl.collectives.cli import Subparsers
+from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
+from topoccl.collectives.communicator import Communicator
+from topoccl.collectives.config import trace_requested
+from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.opening import open_job
+from topoccl.collectives.setup import connect
+from topoccl.collectives.tune.report import summary
+from topoccl.collectives.tune.runner import tune
+from topoccl.collectives.tune.work import TUNED
+from topoccl.topology.graph import TopologyError
+from topoccl.topology.units import parse_size
+
+COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    # As for probe: options are read by run(), where it is known which rank this is.
+    parser = subparsers.add_parser("tune", help="measure a job's collectives on its fabric", add_help=False, prefix_chars="\0")
+    parser.add_argument("argv", nargs="*")
+
+
+def run(args: argparse.Namespace) -> int:
+    info = launch_environment(os.environ)
+    options = _options(args.argv, speaks=info.rank == 0)
+    try:
+        transport, config = open_job(info, transport=options.transport, tune_file="", algo="")
+        communicator = connect(transport, config)
+        _tune(communicator, options)
+        communicator.close()
+    except (TopocclError, TopologyError, TuningError, OSError) as error:
+        if trace_requested(os.environ):
+            raise
+        fail(error, info)
+    return 0
+
+
+def _tune(communicator: Communicator, options: argparse.Namespace) -> None:
+    """Everything between opening and closing. An error of rank 0 alone is raised on every rank, and then no file is written."""
+    first, transport = communicator.rank == 0, communicator.transport
+    output: Path = options.output
+    exchange_or_raise(transport, obstacle(output) if first else None, communicator.timeout)
+    with progress("tune") if first and not options.quiet else nullcontext(silence) as report:
+        found = tune(communicator, options.collectives, options.sizes, options.budget, report=report)
+    problem: Exception | None = None
+    if found is not None:
+        try:
+            write_whole(output, dump_tuning(found.tuning))
+            print(summary(found, output))
+            sys.stdout.flush()
+        except OSError as error:
+            problem = ConfigError(f"cannot write {output}: {error.strerror}")
+    exchange_or_raise(transport, problem, communicator.timeout)
+
+
+def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
+    parser = Parser(
+        prog="topoccl tune",
+        description="Measures collectives among the ranks of this job (mpirun or torchrun) with all algorithms and numbers of segments "
+        "that may be fast, fits the cost model to the fabric, and writes both into a file for TOPOCCL_TUNE_FILE and explain --tune-file.",
+        epilog="docs/tuning.md says what is measured and what the file holds. It is written when all is measured; until then, and after "
+        "Ctrl-C or an error, FILE is as it was.",
+        allow_abbrev=False,
+    )
+    parser.speaks = speaks
+    add = parser.add_argument
+    add("collectives", nargs="?", type=_collectives, default=COLLECTIVES, help=f"separated by commas ({COLLECTIVES})")
+    add("-b", "--minbytes", type=_size, default="4K", metavar="SIZE", help="smallest size, as nccl-tests counts it (4K)")
+    add("-e", "--maxbytes", type=_size, default="8M", metavar="SIZE", help="largest size (8M)")
+    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="factor between sizes (4)")
+    add("-o", "--output", type=Path, metavar="FILE", required=True, help="write the tuning file there")
+    add("--budget", type=budget, default="60s", metavar="TIME", help="time for all of it, such as 60s or 5min (60s)")
+    add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, mpi or gloo")
+    add("-q", "--quiet", action="store_true", help="show no progress")
+    options = parser.parse_args(argv)
+    if options.stepfactor < 2 or options.minbytes > options.maxbytes:
+        parser.error("expected -f of at least 2, and -b at most -e")
+    options.sizes = []
+    size = options.minbytes
+    while size <= options.maxbytes:
+        options.sizes.append(size)
+        size *= options.stepfactor
+    return options
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small; expected at least 4 bytes, one float32")
+    return size
+
+
+def _collectives(text: str) -> list[str]:
+    names = []
+    for part in text.split(","):
+        try:
+            name = canonical_collective(part)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if name not in TUNED:
+            raise argparse.ArgumentTypeError(f"{part!r} cannot be tuned; expected some of {', '.join(TUNED)}")
+        names.append(name)
+    return list(dict.fromkeys(names))

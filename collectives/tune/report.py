@@ -1,0 +1,74 @@
+"""What a tuner tells people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from topoccl.algorithms.tuning.fit import spread
+from topoccl.algorithms.tuning.measured import Fitted
+from topoccl.collectives.tune.session import Outcome, Tuned
+from topoccl.topology.units import format_rate, format_size, format_time
+
+GOOD = 1.05
+"""A choice within so many times the best measured time is a good one."""
+
+
+def summary(found: Tuned, output: Path) -> str:
+    """Several lines: what is fastest where, the constants, and how good predictions are."""
+    rows = [("collective", "size", "fastest", "segments", "time", "measured")]
+    for outcome in found.outcomes:
+        size = format_size(outcome.nbytes)
+        if not outcome.timed:
+            rows.append((outcome.cell.collective, size, "-", "-", "-", "no time left"))
+            continue
+        best = outcome.best
+        how = "pulled" if best.candidate.pulls else str(best.segments)
+        tried = f"{len(outcome.timed)} candidates" + ("" if outcome.complete else ", too few")
+        rows.append((outcome.cell.collective, size, best.candidate.label, how, format_time(float(f"{best.seconds:.3g}")), tried))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if found.fit is not None and found.fit.fitted.constants:
+        lines.append(f"fitted: {constants(found.fit.fitted)}")
+    lines += accuracy(found)
+    lines.append(f"{output}: {len(found.tuning.entries)} measurements in {found.seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def constants(fitted: Fitted) -> str:
+    """``network.efficiency 0.947, network.latency 31us``."""
+    shown = []
+    for name, value in fitted.constants:
+        if name.endswith("bandwidth"):
+            text = format_rate(float(f"{value:.3g}"))
+        elif name.endswith(("efficiency", "both_ways")):
+            text = f"{value:.3g}"
+        else:
+            text = format_time(float(f"{value:.3g}")) if value > 1e-9 else "0s"
+        shown.append(f"{name} {text}")
+    return ", ".join(shown)
+
+
+def accuracy(found: Tuned) -> list[str]:
+    """How far predictions are from what was measured, and how good what they choose is."""
+    lines = []
+    if found.fit is not None:
+        lines.append(f"predictions are off by {_share(found.fit.before)} before the fit, {_share(found.fit.after)} after it (median)")
+    before, after = found.unseen
+    if after:
+        lines.append(f"at sizes that were not fitted to, by {_share(before)} before and {_share(after)} after a fit to the others")
+    measured = [outcome for outcome in found.outcomes if len(outcome.timed) > 1]
+    if measured:
+        good = sum(_regret(outcome) <= GOOD for outcome in measured)
+        lines.append(f"the candidate that was predicted to be fastest is within 5 % of the fastest in {good} of {len(measured)} sizes")
+    return lines
+
+
+def _share(errors: Sequence[float]) -> str:
+    return f"{spread(errors):.1%}"
+
+
+def _regret(outcome: Outcome) -> float:
+    """What the candidate takes that was thought best, over what the fastest takes."""
+    thought = min(outcome.timed, key=lambda t: t.candidate.predicted)
+    return thought.seconds / outcome.best.seconds
