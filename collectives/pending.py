@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -84,17 +85,22 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def run(self, call: Callable[[], Any]) -> Any:
-        """Runs ``call`` after all earlier ones and returns its result."""
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs or waits for its turn."""
+        return bool(self._open or self._owner)
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Runs ``call(*args)`` after all earlier ones and returns its result."""
         me = get_ident()
         if self._owner == me:
-            return call()
+            return call(*args)
         if self._open:
-            return self.submit(call).wait()
+            return self.submit(partial(call, *args)).wait()
         with self._turn:
             self._owner = me
             try:
-                return call()
+                return call(*args)
             finally:
                 self._owner = 0
 

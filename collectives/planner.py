@@ -100,6 +100,10 @@ class Planner:
             self._plans.move_to_end(key)
         return plan
 
+    def peek(self, key: Hashable) -> Plan | None:
+        """As :meth:`find`, without taking note that it was used; may be called from any thread."""
+        return self._plans.get(key)
+
     def plan(
         self,
         key: Hashable,

@@ -1,7 +1,8 @@
 """What the ranks of one host tell each other of their calls, in their shared memory.
 
-Each rank writes only its own page. A call's entry is one of two, used in turn: no rank can be two calls ahead, since a call ends only
-when all ranks have made it. The text is written first, then the value, then the number, so whoever sees the number sees the rest
+Each rank writes only its own page (a new call's entry by ``Control.begin``, in a hurry). A call's entry is one of two, used in turn: no
+rank can be two calls ahead, since a call ends only when all ranks have made it. The text is written first, then the value, then the
+number, so whoever sees the number sees the rest
 (on which the order of memory see :mod:`~topoccl.collectives.executor.arena`).
 """
 
@@ -11,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from topoccl.collectives.control.failure import Failure
-from topoccl.collectives.control.fingerprint import TEXT, Fingerprint, read
+from topoccl.collectives.control.fingerprint import TEXT, read
 from topoccl.collectives.executor.arena import CONTROL
 
 if TYPE_CHECKING:
@@ -46,24 +47,14 @@ class Board:
         self._mine = mine = self._start[rank]
         self.alarm = _ALARM
         self.my_done = mine + _DONE
-        # By parity of the call: where this rank writes, and where it reads what the others have written.
-        self.my_text = tuple(slice(mine * 8 + _TEXTS + p * TEXT, mine * 8 + _TEXTS + (p + 1) * TEXT) for p in (0, 1))
-        self.my_value = tuple(mine + p * _ENTRY for p in (0, 1))
+        # By parity of the call: where this rank writes text and value, and where the others have written their values. The number is
+        # in the word after a value.
+        texts = mine * 8 + _TEXTS
+        self.mine = tuple((slice(texts + p * TEXT, texts + (p + 1) * TEXT), mine + p * _ENTRY) for p in (0, 1))
         self.their_values = tuple(tuple(self._start[r] + p * _ENTRY for r in self.others) for p in (0, 1))
         pid = os.getpid()
-        self.words[mine + _PID] = pid
         self.words[mine + _BORN] = _born(pid) or 0
-
-    def post(self, number: int, call: Fingerprint) -> int:
-        """Says that this rank makes ``call``; returns what the others must have written if they make the same."""
-        at = number & 1
-        words = self.words
-        self.bytes[self.my_text[at]] = call.data
-        value = call.value + number
-        where = self.my_value[at]
-        words[where] = value
-        words[where + 1] = number
-        return value
+        self.words[mine + _PID] = pid  # last: who sees it sees the other
 
     def arrived(self, number: int) -> bool:
         """Whether all ranks have made call ``number``."""

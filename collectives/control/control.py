@@ -52,9 +52,9 @@ class Control:
         self.number = 0
         self.beside: list[Request] = []  # the message of another leader that is waited for
         self._call: Fingerprint | None = None
-        self._before = ""
+        self._before: Fingerprint | None = None
         self._value = 0
-        self._limit = self._end = self._look = 0.0
+        self._limit = self._begun = self._look = 0.0
         self._decided = True
         self._failed = False
         self.aborted: TopocclError | None = None
@@ -74,16 +74,19 @@ class Control:
             TopocclError: another rank has given up, or has left.
         """
         self.number = number = self.number + 1
-        if self._call is not None:
-            self._before = self._call.text
-        self._call = call
+        self._before, self._call = self._call, call
         self._limit = limit
-        self._end = time.monotonic() + limit
+        self._begun = time.monotonic()
         self._decided = False
         board = self.board
         if board is not None:
-            self._value = board.post(number, call)
-            if board.words[board.alarm]:
+            # The text first, then the value, then the number (see Board).
+            words = board.words
+            text, where = board.mine[number & 1]
+            board.bytes[text] = call.data
+            words[where] = self._value = call.value + number
+            words[where + 1] = number
+            if words[board.alarm]:
                 self.check()
         if self._leaders is not None:
             self._leaders.begin(number, call)
@@ -143,7 +146,7 @@ class Control:
 
     def _check_in_time(self) -> None:
         self.check()
-        if time.monotonic() > self._end and not self._decided:
+        if time.monotonic() > self._begun + self._limit and not self._decided:
             self._late = CollectiveTimeout(f"{self._describe()} did not end within its timeout of {self._limit:g} s")
             raise self._late
 
@@ -159,12 +162,11 @@ class Control:
                 self._raise_mismatch(board)
         if leaders is not None:
             self.transport.progress((), 0.0)
-            if self._decided:
-                try:
-                    leaders.listen()
-                except HeardFailure as heard:
-                    raise self._say(heard.failure.error(self._describe()), heard.failure) from None
-            else:
+            try:
+                leaders.listen()
+            except HeardFailure as heard:
+                raise self._say(heard.failure.error(self._describe()), heard.failure) from None
+            if not self._decided:
                 self._advance()
         now = time.monotonic()
         if now >= self._look:
@@ -196,14 +198,14 @@ class Control:
         assert self._call is not None
         calls = board.calls(self.number) if board is not None else {self.rank: self._call.text}
         try:
-            text = leaders.tell_calls(calls, f"call {self.number}", min(_TELL, max(self._end - time.monotonic(), _GATHER)))
+            text = leaders.tell_calls(calls, f"call {self.number}", min(_TELL, max(self._begun + self._limit - time.monotonic(), _GATHER)))
         except TopocclError:  # too slow, or gone: what is known here must do
             text = mismatch_text(calls, f"call {self.number}; ranks of other hosts make others")
         raise self._say(MismatchError(text))
 
     def _raise_mismatch(self, board: Board) -> None:
         """Calls differ inside the only host: those that have not come yet are given a moment, so that all can be named."""
-        end = min(self._end, time.monotonic() + _GATHER)
+        end = min(self._begun + self._limit, time.monotonic() + _GATHER)
         while not board.arrived(self.number) and time.monotonic() < end:
             time.sleep(LONGEST_NAP)
         raise self._say(MismatchError(mismatch_text(board.calls(self.number), f"call {self.number}")))
@@ -236,6 +238,10 @@ class Control:
         return f" after call {last}, {board.text(rank, last)}" if last else " before its first call"
 
     # When a call cannot go on
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether an error comes from here, or from :meth:`abort`."""
+        return error is self._final or error is self._late
 
     def explain(self, error: TopocclError, prefix: str = "") -> TopocclError:
         """What is behind an error that a call has met: a message of another length, or none, is what calls that differ look like to
@@ -296,7 +302,7 @@ class Control:
                 absent.update(outside)
             silent = [ranks for ranks in leaders.hosts if ranks[0] not in reports]
             # All ranks have made every call before this one. Who is in this one would have been heard of.
-            absent.update({ranks[0]: (self.number - 1, self._before) for ranks in silent})
+            absent.update({ranks[0]: (self.number - 1, self._before.text if self._before is not None else "") for ranks in silent})
             text = absence_text(present, absent)
             unknown = [rank for ranks in silent for rank in ranks[1:]]
             if unknown:

@@ -2,8 +2,8 @@
 nothing but the group.
 
 In round k a leader sends to the one 2^k places on and hears from the one 2^k places back, whether all calls are the same that its
-sender knows of by then (dissemination). All messages have one length. The receives of a call are begun when the one before is decided,
-so a leader that gives up, or leaves, can be heard at any time: it sends its last words in the place of what it would have sent next.
+sender knows of by then (dissemination). All messages have one length. The receives of the next call are open during each, so a leader
+that gives up, or leaves, can be heard at any time: it sends its last words in the place of what it would have sent next.
 """
 
 from __future__ import annotations
@@ -52,26 +52,25 @@ class Leaders:
         reaches = [1 << k for k in range((size - 1).bit_length())]
         self._to = [self.ranks[(self.me + reach) % size] for reach in reaches]
         self._from = [self.ranks[(self.me - reach) % size] for reach in reaches]
-        self._incoming: list[tuple[Request, Bytes]] = []
+        self._incoming: list[tuple[Request, Bytes]] = []  # this call's messages
+        self._next: list[tuple[Request, Bytes]] = []  # the next one's, or last words
         self._number = 0
         self._value = 0
         self._call: Fingerprint | None = None
         self._sent = self._heard = 0
         self._same = True
-        self._decided = True
         self._over = False
 
     def begin(self, number: int, call: Fingerprint) -> None:
-        if not self._incoming:
-            self._listen()
+        self._incoming = self._next or self._receives()
+        self._next = self._receives()
         self._number, self._value, self._call = number, call.value + number, call
         self._sent = self._heard = 0
         self._same = True
-        self._decided = False
 
-    def _listen(self) -> None:
+    def _receives(self) -> list[tuple[Request, Bytes]]:
         buffers = [np.empty(_SIZE, np.uint8) for _ in self._from]
-        self._incoming = [(self.transport.irecv(peer, CONTROL_TAG, data), data) for peer, data in zip(self._from, buffers, strict=True)]
+        return [(self.transport.irecv(peer, CONTROL_TAG, data), data) for peer, data in zip(self._from, buffers, strict=True)]
 
     @property
     def waiting(self) -> list[Request]:
@@ -91,10 +90,6 @@ class Leaders:
         while True:
             if self._heard == self._sent:
                 if self._sent == len(self._to):
-                    if not self._decided:
-                        self._decided = True
-                        if self._same:
-                            self._listen()
                     return self._same
                 self._send(self._to[self._sent], _SAME if self._same else _DIFFERENT, None, self._number)
                 self._sent += 1
@@ -106,13 +101,12 @@ class Leaders:
             self._heard += 1
 
     def listen(self) -> None:
-        """Looks, after a call was decided, whether a leader has given up meanwhile; raises as :meth:`advance`."""
-        if self._decided:
-            for peer, (request, data) in zip(self._from, self._incoming, strict=True):
-                if request.done and request.error is None:
-                    what, number, *_ = _HEAD.unpack_from(data.data)
-                    if what == _FAILED and number <= self._number:
-                        self._read(peer, request, data)
+        """Looks whether a leader has given up, apart from what :meth:`advance` would look at next; raises as that does."""
+        for at, (request, data) in enumerate(self._incoming + self._next):
+            if at >= self._heard and request.done and request.error is None:
+                what, number, *_ = _HEAD.unpack_from(data.data)
+                if (what == _FAILED and number <= self._number) or (what == _LEFT and number < self._number):
+                    self._read(self._from[at % len(self._from)], request, data)
 
     def _read(self, peer: int, request: Request, data: Bytes) -> tuple[int, int]:
         if request.error is not None:
@@ -176,13 +170,13 @@ class Leaders:
         """Once all leaders know that calls differ: a text about the calls of all ranks, from those of each host."""
         self._over = True
         if self.me:
-            self.transport.wait(send_object(self.transport, [self.ranks[0]], pickle.dumps(calls), CONTROL_TAG), seconds)
-            return receive_objects(self.transport, [self.ranks[0]], seconds, CONTROL_TAG)[0].tobytes().decode()
+            self.transport.wait(send_object(self.transport, [self.ranks[0]], pickle.dumps(calls), _REPORT_TAG), seconds)
+            return receive_objects(self.transport, [self.ranks[0]], seconds, _REPORT_TAG)[0].tobytes().decode()
         everyone = dict(calls)
-        for data in receive_objects(self.transport, self.ranks[1:], seconds, CONTROL_TAG):
+        for data in receive_objects(self.transport, self.ranks[1:], seconds, _REPORT_TAG):
             everyone.update(pickle.loads(data.tobytes()))
         text = mismatch_text(everyone, call)
-        self.transport.wait(send_object(self.transport, self.ranks[1:], text.encode(), CONTROL_TAG), seconds)
+        self.transport.wait(send_object(self.transport, self.ranks[1:], text.encode(), _REPORT_TAG), seconds)
         return text
 
 

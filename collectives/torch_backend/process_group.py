@@ -41,6 +41,7 @@ class TopocclGroup(compat.Group):
         super().__init__(communicator.rank, communicator.size, name, store)
         self.communicator = communicator
         self._ended: Callable[[], None] | None = ended
+        self._several = communicator.size > 1
         self._coalesced: list[Done] | None = None
         self._roll_call = RollCall(communicator.transport)
 
@@ -93,7 +94,8 @@ class TopocclGroup(compat.Group):
         if opts.asyncOp or self._coalesced is not None or profiling():
             return self._run([tensor], opts, self.communicator.all_reduce, tensor, None, op, factor=factor)
         # What _run does, in half the time: small synchronous calls are many.
-        self.communicator.all_reduce(tensor, None, op, factor=factor, timeout=seconds(opts.timeout))
+        limit = seconds(opts.timeout) if self._several else None
+        self.communicator.all_reduce(tensor, None, op, factor=factor, timeout=limit)
         return done([tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:

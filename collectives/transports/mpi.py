@@ -3,6 +3,10 @@
 Long messages travel as pieces: over TCP, Open MPI's two-way exchange of 1 to 4 MB messages reached half of what the link carries,
 and all of it with pieces that stay below its eager limit of 64 KB. A few pieces of each message are in flight at a time, so that
 the list that ``Testsome`` looks through stays short.
+
+A message that is longer than its receive ends the process inside Open MPI 5 when they share memory, so none may be: the first piece,
+the head, is received into a buffer as large as any, and so is what may be shorter than the others, the last one. The head of a long
+message has its length ahead, which makes it longer than any message of one piece. Other pieces have a tag of their own.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from contextlib import AbstractContextManager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
 from topoccl.collectives.transports.mpi_process import abort_on_uncaught, import_mpi, leave_without_others
 from topoccl.collectives.transports.waiting import Patience
 
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_PIECE = 60 * 1024
 WINDOW = 16
+_HEAD = 8  # bytes of a long message's length
 
 _process_lock = Lock()  # for an MPI that takes calls from one thread at a time
 _kept_alive: list[Any] = []  # what MPI may still use though the transport was closed
@@ -74,6 +81,18 @@ def _duplicate(world: MPI.Comm, timeout: float) -> MPI.Comm:
     return comm
 
 
+class _Piece:
+    """Bytes ``lo:hi`` of a message; ``buffer`` is where they are received if not where they belong."""
+
+    __slots__ = ("buffer", "flow", "hi", "lo")
+
+    def __init__(self, flow: _Flow, lo: int, hi: int, buffer: Bytes | None) -> None:
+        self.flow = flow
+        self.lo = lo
+        self.hi = hi
+        self.buffer = buffer
+
+
 class _Flow:
     """A message as pieces: those before ``offset`` were begun, ``in_flight`` of them are not complete."""
 
@@ -112,9 +131,9 @@ class _MpiMedium(Medium):
         self.rank = comm.rank
         self.size = comm.size
         tag_ub = int(comm.Get_attr(MPI.TAG_UB) or 0)
-        self.max_group = ((tag_ub + 1) >> TAG_BITS) - 1
+        self.max_group = ((tag_ub + 1) >> (TAG_BITS + 1)) - 1
         if self.max_group < 0:
-            raise ConfigError(f"transport mpi: this MPI has tags up to {tag_ub} only; {(1 << TAG_BITS) - 1} are needed")
+            raise ConfigError(f"transport mpi: this MPI has tags up to {tag_ub} only; {(2 << TAG_BITS) - 1} are needed")
         self._mpi = MPI
         self._comm = comm
         self._max_piece = max_piece
@@ -122,7 +141,10 @@ class _MpiMedium(Medium):
         self._lock: AbstractContextManager[Any] = Lock() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _process_lock
         self._patience = Patience()
         self._requests: list[Any] = []  # the pieces in flight, and for each
-        self._pieces: list[tuple[_Flow, int]] = []  # its message and length
+        self._pieces: list[_Piece] = []
+        self._piece_bit = (self.max_group + 1) << TAG_BITS  # of the tags of all pieces but heads
+        self._buffers: list[Bytes] = []  # for heads, used again
+        self._spoilt: set[tuple[int, int]] = set()  # peers and tags with pieces left of messages that were not expected
         self._statuses: list[MPI.Status] = []
         self._queues: dict[tuple[bool, int, int], deque[_Flow]] = {}  # by stream; the head has pieces left to begin
         self._gates: dict[int, deque[_Flow]] = {}  # by tag
@@ -178,23 +200,33 @@ class _MpiMedium(Medium):
 
     def _begin_piece(self, flow: _Flow) -> None:
         message = flow.message
-        data = message.data
-        if message.nbytes > self._max_piece:
-            data = data[flow.offset : flow.offset + self._max_piece]
+        lo, hi = flow.offset, min(flow.offset + self._max_piece, message.nbytes)
+        tag = message.tag if not lo else message.tag | self._piece_bit
+        buffer = None
+        if not message.is_send and (not lo or hi - lo < self._max_piece):
+            if (flow.source, message.tag) in self._spoilt:
+                self._fail(flow, "an earlier message with this tag had another length than expected")
+                return
+            buffer = self._buffers.pop() if self._buffers else np.empty(_HEAD + self._max_piece, np.uint8)
         try:
             if message.is_send:
-                request = self._comm.Isend((data, self._mpi.BYTE), message.peer, message.tag)
+                data = message.data[lo:hi]
+                if not lo and hi < message.nbytes:
+                    data = np.empty(_HEAD + hi, np.uint8)
+                    data[:_HEAD].view(np.int64)[0] = message.nbytes
+                    data[_HEAD:] = message.data[:hi]
+                request = self._comm.Isend((data, self._mpi.BYTE), message.peer, tag)
             else:
                 source = self._mpi.ANY_SOURCE if flow.source == ANY_SOURCE else flow.source
-                request = self._comm.Irecv((data, self._mpi.BYTE), source, message.tag)
+                request = self._comm.Irecv((message.data[lo:hi] if buffer is None else buffer, self._mpi.BYTE), source, tag)
         except self._mpi.Exception as exc:
             self._fail(flow, str(exc))
             return
         flow.started = True
-        flow.offset += len(data)
+        flow.offset = hi
         flow.in_flight += 1
         self._requests.append(request)
-        self._pieces.append((flow, len(data)))
+        self._pieces.append(_Piece(flow, lo, hi, buffer))
 
     def _fail(self, flow: _Flow, reason: str) -> None:
         flow.stop()
@@ -217,8 +249,8 @@ class _MpiMedium(Medium):
         complete = [(self._pieces[index], status) for index, status in zip(indices, statuses, strict=False)]
         for index in sorted(indices, reverse=True):
             self._remove(index)
-        for (flow, length), status in complete:
-            self._piece_complete(flow, length, status)
+        for piece, status in complete:
+            self._piece_complete(piece, status)
         return True
 
     def _remove(self, index: int) -> None:
@@ -233,26 +265,46 @@ class _MpiMedium(Medium):
         if not ended:  # nor which may still touch their bytes
             _kept_alive.append((self._requests.copy(), self._pieces.copy()))
         for index in reversed(ended or range(len(self._requests))):
-            flow, _ = self._pieces[index]
+            flow = self._pieces[index].flow
             self._remove(index)
             flow.in_flight -= 1
             self._fail(flow, reason)
             self._continue(flow)
 
-    def _piece_complete(self, flow: _Flow, length: int, status: MPI.Status) -> None:
+    def _piece_complete(self, piece: _Piece, status: MPI.Status) -> None:
+        flow = piece.flow
         flow.in_flight -= 1
         message = flow.message
         if not message.is_send:
             if status.Is_cancelled():
                 flow.stop()
-            elif (count := status.Get_count(self._mpi.BYTE)) != length:
-                self._fail(flow, f"met a message or piece of {count} bytes instead of {length}")
-            elif flow.source == ANY_SOURCE:
-                flow.source = status.Get_source()
+            else:
+                if flow.source == ANY_SOURCE:
+                    flow.source = status.Get_source()
+                self._arrived(piece, status.Get_count(self._mpi.BYTE))
+            if piece.buffer is not None and len(self._buffers) < self._window:
+                self._buffers.append(piece.buffer)
         if flow.begun and not flow.in_flight:
             message.finish(None, flow.source)
         if self._queues or self._gates:
             self._continue(flow)
+
+    def _arrived(self, piece: _Piece, count: int) -> None:
+        """Checks the length of a piece that was received and takes it out of its buffer."""
+        flow, buffer = piece.flow, piece.buffer
+        message = flow.message
+        size, ahead, told = piece.hi - piece.lo, 0, message.nbytes
+        if not piece.lo:
+            assert buffer is not None
+            long = count > self._max_piece
+            told = int(buffer[:_HEAD].view(np.int64)[0]) if long else count
+            ahead = _HEAD if long else 0
+        if told != message.nbytes or count != size + ahead:
+            if max(told, message.nbytes) > self._max_piece:
+                self._spoilt.add((flow.source, message.tag))
+            self._fail(flow, f"met a message of {told} bytes" if told != message.nbytes else f"met a piece of {count} bytes, not {size}")
+        elif buffer is not None and not message.done:
+            message.data[piece.lo : piece.hi] = buffer[ahead : ahead + size]
 
     def _continue(self, flow: _Flow) -> None:
         """Begins what was waiting for a piece of ``flow``."""
@@ -296,10 +348,10 @@ class _MpiMedium(Medium):
         if not gone or self._mpi.Is_finalized():
             return
         with self._lock:
-            for request, (flow, _) in zip(self._requests, self._pieces, strict=True):
-                if flow.message in gone:
-                    flow.stop()
-                    if not flow.message.is_send:
+            for request, piece in zip(self._requests, self._pieces, strict=True):
+                if piece.flow.message in gone:
+                    piece.flow.stop()
+                    if not piece.flow.message.is_send:
                         request.Cancel()
             for waiting in (*self._queues.values(), *self._gates.values()):
                 for flow in waiting:
