@@ -21,6 +21,7 @@ from topoccl.collectives.communicator import Communicator, open_communicators
 from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.arena import supported
+from topoccl.collectives.forests import keep_forests
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.opening import open_job
@@ -88,6 +89,8 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         if transport.rank == 0:
             logger.warn(Subsystem.TUNING, "%s: %s", variable_of("tune_file"), mismatch)
         tuning = None
+    if transport.rank == 0:  # the one that chooses
+        keep_forests()
     selector = Selector(topology, rules, profile, config.fallback, tuning)
     logger.info(
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology

@@ -17,6 +17,7 @@ from topoccl.algorithms.forest.packing import Arborescence
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
 from topoccl.algorithms.forest.spreading import Spread, spread
+from topoccl.algorithms.forest.store import remembered
 from topoccl.algorithms.forest.trees import Forest, Piece, Tree, with_rails
 from topoccl.topology.bounds import certificate
 from topoccl.topology.bounds.cuts import tightest
@@ -58,6 +59,10 @@ def synthesise(topology: Topology, collective: str, root: int | None = None, k: 
     Raises:
         ValueError: a collective that has no forest, or a fabric on which none was found.
     """
+    return remembered(topology, collective, root, k, lambda: _synthesise(topology, collective, root, k))
+
+
+def _synthesise(topology: Topology, collective: str, root: int | None, k: int) -> Forest:
     bound = certificate(topology, collective, root).seconds_per_byte
     routes = Routes(topology)
     fabric, passed = _used(topology, routes) if topology.num_ranks <= MOST_RANKS else (topology, {})

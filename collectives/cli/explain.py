@@ -17,6 +17,7 @@ from topoccl.algorithms.tuning import Tuning, load_tuning
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.forests import keep_forests
 from topoccl.topology.generators import known_shapes
 from topoccl.topology.graph import Topology
 from topoccl.topology.load import load, require_ranks
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     profile = default_profile(IDEAL) if args.transport == IDEAL else _profile(config, topology)
     rules = config.algo_rules(known_names())
     tuning = _tuning(config.tune_file, fabric, topology) if config.tune_file else None
+    keep_forests()
     choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True, tuning=tuning)
     if choice.warning:
         print(f"topoccl: warning: {choice.warning}", file=sys.stderr)
