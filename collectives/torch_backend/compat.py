@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from types import FunctionType
@@ -32,10 +32,21 @@ ScatterOptions = _c10d.ScatterOptions
 Work: Any = _c10d.Work
 
 register_work: Callable[[torch.Tensor, Any], None] = _c10d._register_work
-profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
-RecordFunction: Any = torch._C._profiler._RecordFunctionFast
 
 default_timeout: float = default_pg_timeout.total_seconds()  # which torch passes when the user says nothing
+
+
+# Looked up when called: where topoccl was imported first, this module is loaded while torch still is (see autoload).
+def profiling() -> bool:
+    """Whether a profiler runs on this thread."""
+    enabled: bool = torch._C._autograd._profiler_enabled()
+    return enabled
+
+
+def record_function(name: str, inputs: Sequence[Any] = (), keywords: dict[str, Any] | None = None) -> Any:
+    """A context that the profiler shows under ``name``, with the shapes of ``inputs``."""
+    return torch._C._profiler._RecordFunctionFast(name, list(inputs), keywords or {})
+
 
 _Op = _c10d.ReduceOp.RedOpType
 _SUM = (_Op.SUM, ("sum", None))

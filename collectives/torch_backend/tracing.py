@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from topoccl.collectives.torch_backend.compat import RecordFunction, not_compiled, profiling
+from topoccl.collectives.torch_backend.compat import not_compiled, profiling, record_function
 from topoccl.collectives.torch_backend.work import Call, Done, Mail, done
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def traced(
         async_op: whether the work is to be returned at once.
     """
     nbytes = max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
-    with RecordFunction(f"topoccl:{name}", list(tensors), {"group": communicator.name, "ranks": communicator.size, "bytes": nbytes}):
+    with record_function(f"topoccl:{name}", list(tensors), {"group": communicator.name, "ranks": communicator.size, "bytes": nbytes}):
         if not async_op:
             communicator.together(run)
             _tell(name, communicator.last_choice)
@@ -53,7 +53,7 @@ def traced(
 def traced_message(name: str, tensor: torch.Tensor, peer: int | None, begin: Callable[[], Any]) -> Done:
     """The work of a message that ``begin`` begins, with events of it."""
     facts = {"peer": -1 if peer is None else peer, "bytes": tensor.numel() * tensor.element_size()}
-    with RecordFunction(f"topoccl:{name}", [tensor], facts):
+    with record_function(f"topoccl:{name}", [tensor], facts):
         begun = TracedMail()
         begun.outputs, begun._message, begun._name = [tensor], begin(), name
         return begun
@@ -69,7 +69,7 @@ class TracedCall(Call):
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not profiling():  # as on the thread that runs the call
             return super().wait(timeout)
-        with RecordFunction(f"topoccl:{self._name} wait"):
+        with record_function(f"topoccl:{self._name} wait"):
             super().wait(timeout)
             _tell(self._name, self._pending.result)
         return True
@@ -85,11 +85,11 @@ class TracedMail(Mail):
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not profiling():
             return super().wait(timeout)
-        with RecordFunction(f"topoccl:{self._name} wait"):
+        with record_function(f"topoccl:{self._name} wait"):
             return super().wait(timeout)
 
 
 def _tell(name: str, choice: Any) -> None:
     if choice is not None:
-        with RecordFunction(f"topoccl:{name} {choice.schedule.label}", [], {"predicted_us": choice.seconds * 1e6}):
+        with record_function(f"topoccl:{name} {choice.schedule.label}", [], {"predicted_us": choice.seconds * 1e6}):
             pass

@@ -38,6 +38,13 @@ dist.destroy_process_group()
     assert python(code, "-W", "error").splitlines()[-1] == "topoccl [1.0, 1.0]"
 
 
+@pytest.mark.parametrize("first", ["topoccl.bench.runner", "topoccl.bench.compare", "topoccl.collectives.cli.main"])
+def test_torch_may_be_loaded_while_topoccl_watches(first: str) -> None:
+    """The backend's module is then loaded from within ``import torch``, where much of torch is not there yet."""
+    code = f"import {first}, torch; print('topoccl' in torch.distributed.Backend.backend_list)"
+    assert python(code, "-W", "error") == "True\n"
+
+
 def test_import_is_cheap() -> None:
     heavy = ["numpy", "torch", "mpi4py", "networkx", "yaml", "rich", "subprocess"]
     assert python(f"import topoccl, sys; print([name for name in {heavy} if name in sys.modules])") == "[]\n"
