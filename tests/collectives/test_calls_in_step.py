@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from call_cases import CASES, run_case
+from call_cases import CASES, floats, run_case
 from torch_ranks import all_well, run_ranks
 
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.config import Config
+from topoccl.collectives.errors import CollectiveTimeout
+from topoccl.collectives.logging import Level
 from topoccl.collectives.setup import connect
 from topoccl.collectives.transports.memory import MemoryHub
 
+DYING = """
+import os, signal, sys, time
+import numpy as np
+import topoccl
+rank = int(os.environ["RANK"])
+world = topoccl.init(timeout=60)
+world.all_reduce(np.ones(3))
+if rank == 1:
+    if sys.argv[1] == "in":
+        world._runner.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+begun = time.monotonic()
+try:
+    world.barrier()
+except topoccl.TransportError as error:
+    print(f"after {time.monotonic() - begun:.1f} s: {error}", flush=True)
+    os._exit(0 if time.monotonic() - begun < 20 else 2)
+os._exit(1)
+"""
 PROGRAM = str(Path(__file__).resolve().parent / "call_cases.py")
 MpiRun = Callable[..., Any]
 
@@ -63,3 +88,59 @@ def test_over_mpi(hosts: str, mpirun: MpiRun) -> None:
     done = mpirun(len(hosts), "python", PROGRAM, hosts, env={"TOPOCCL_TRANSPORT": "mpi"}, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all well over mpi") == len(hosts)
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aab", "abc"])
+@pytest.mark.parametrize("when", ["before", "in"])
+def test_a_rank_that_is_killed(hosts: str, when: str) -> None:
+    results = run_ranks(3, ["-c", DYING, when], hosts=hosts, env={"TOPOCCL_TRANSPORT": "gloo"})
+    assert [status for status, _ in results] == [0, -9, 0], results
+    for rank in (0, 2):
+        assert "barrier() (call 2 of group world" in results[rank][1]
+        assert "rank 1" in results[rank][1]
+    if hosts == "aaa":
+        assert "has died in this call" if when == "in" else "has died after call 1, all_reduce(float64, 3, SUM)" in results[0][1]
+
+
+def test_every_rank_writes_its_last_calls_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(world: Communicator) -> None:
+        world.barrier()
+        other = world.subgroup([0, 1], 1, "other")
+        other.broadcast(floats(2))
+        if world.rank == 0:
+            with pytest.raises(CollectiveTimeout, match="rank 1 has not called it"):
+                world.all_reduce(floats(5), timeout=0.3)
+        else:
+            time.sleep(1.5)
+
+    on_threads("aa", work, debug=Level.INFO)
+    said = capfd.readouterr().err
+    assert "[WARN] COLL group world has failed: all_reduce(float32, 5, SUM) (call 2 of group world, rank 0 of 2)" in said
+    assert "COLL rank 0 of group world has made 2 calls, the last ones:" in said
+    assert "COLL   2: all_reduce(float32, 5, SUM), not ended" in said
+    assert "COLL rank 0 of group other has made 1 calls, the last ones:" in said
+
+
+def test_a_call_whose_plan_is_known_allocates_no_arrays() -> None:
+    size = 1 << 20
+
+    def work(world: Communicator) -> int:
+        data, out = np.ones(size, np.float32), np.ones(world.size * size, np.float32)
+        peak = 0
+        for _ in range(3):
+            barrier.wait()
+            if world.rank == 0:
+                tracemalloc.start()
+            barrier.wait()
+            world.all_reduce(data)
+            world.all_gather(data, out)
+            world.broadcast(data)
+            barrier.wait()
+            if world.rank == 0:
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+        return peak
+
+    barrier = threading.Barrier(2)
+    peak = on_threads("aa", work)[0]
+    assert 0 < peak < 100_000, peak
