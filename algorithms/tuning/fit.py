@@ -38,11 +38,15 @@ _LIMITS = {"efficiency": (1e-4, 1.0), "both_ways": (0.5, 1.0)}
 _ROOM = {"copy_bandwidth": 8.0, "reduce_bandwidth": 8.0, "pull_bandwidth": 8.0}  # memory is not that different from machine to machine
 _WIDE = 1e4  # how many times more or less than at first another constant may become
 NOTHING = 1e-9
+QUICK = 1000  # steps that are simulated in some milliseconds
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A measured call: ``schedule`` on ``topology`` took ``seconds`` for ``nbytes`` in ``segments``, or by reading the senders' buffers."""
+    """A measured call: ``schedule`` on ``topology`` took ``seconds`` for ``nbytes`` in ``segments``, or by reading the senders' buffers.
+
+    ``weight``: 1, or less where little was measured.
+    """
 
     schedule: Schedule
     topology: Topology
@@ -50,6 +54,7 @@ class Sample:
     segments: int
     seconds: float
     pulls: bool = False
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
     cells: dict[Any, int] = {}
     for sample in samples:
         cells[_cell(sample)] = cells.get(_cell(sample), 0) + 1
-    weights = np.array([1 / math.sqrt(cells[_cell(sample)]) for sample in samples])
+    weights = np.array([sample.weight / math.sqrt(cells[_cell(sample)]) for sample in samples])
     measured = np.log([sample.seconds for sample in samples])
     before = predictor.errors(samples, profile)
     if not free:
@@ -247,9 +252,9 @@ def spread(errors: Sequence[float]) -> float:
 
 
 def pick(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most ``most`` samples for a fit: of every collective and size in turn the fastest, then the next."""
+    """At most ``most`` samples for a fit: of every collective and size in turn the fastest, then the next; slow simulations last."""
     groups: dict[Any, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda s: s.seconds):
+    for sample in sorted(samples, key=lambda s: (s.schedule.num_steps * min(s.segments, 8) > QUICK, s.seconds)):
         groups.setdefault(_cell(sample), []).append(sample)
     turns = [group[turn] for turn in range(max(map(len, groups.values()), default=0)) for group in groups.values() if turn < len(group)]
     return turns[:most]

@@ -41,12 +41,12 @@ class Entrant:
         return median(self.times)
 
 
-def race(first: Sequence[float], run: Round, over: Callable[[], bool], most: int = MOST) -> list[Entrant]:
+def race(first: Sequence[float], run: Round, over: Callable[[int], bool], most: int = MOST) -> list[Entrant]:
     """Measures candidates 0, 1, ..., of which one call each took about ``first`` seconds.
 
     Args:
         run: see :data:`Round`.
-        over: whether the time for this race is over; asked before every round.
+        over: whether the time for this race is over; asked before every round, with the number of rounds so far.
         most: batches of each candidate at most.
 
     Returns:
@@ -58,7 +58,7 @@ def race(first: Sequence[float], run: Round, over: Callable[[], bool], most: int
     ]
     for turn in range(most):
         running = [entrant for entrant in entrants if not entrant.dropped]
-        if over() or (turn >= EARLY and len(running) == 1 < len(entrants)):
+        if over(turn) or (turn >= EARLY and len(running) == 1 < len(entrants)):
             break
         for entrant, seconds in zip(running, run([(e.number, e.calls) for e in running]), strict=True):
             entrant.times.append(seconds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import Protocol
 
@@ -27,13 +28,14 @@ from topoccl.topology.units import format_time, parse_time
 Report = Callable[[str, int, int], None]
 """Called with the name of a step, how many of its parts are done, and how many it has."""
 
-FIT_SHARE = 0.15
+FIT_SHARE = 0.1
 """Of the budget, for each of the two fits at most."""
 FITTED_TO = 40
 """Measurements that a fit looks at."""
 ENOUGH = 1.1
 """A size is covered if every candidate was measured that is predicted to take no longer than so many times the best."""
-LEAST = 0.02  # seconds of a cell, when the time is shared out
+FIRST_OVERHEAD = 0.1  # seconds that rank 0 and the others need for one more candidate, until it is known
+CALLS = 3  # of a candidate before its batches
 MOST_CANDIDATES = 10
 TRUSTED_CALLS = 2
 """Calls in a row of a collective with a root: with more, the root runs ahead, and what is measured is not what one call takes."""
@@ -124,6 +126,7 @@ class Session:
         self._began = bench.clock()
         self._budget = budget
         self._speed: list[float] = []  # measured over predicted
+        self._overhead: list[float] = []
         self._outcomes: list[Outcome] = []
         for collective in collectives:
             root = 0 if collective in ROOTED else None
@@ -168,14 +171,19 @@ class Session:
             if again:
                 found = self._better(outcome, found, known)
             if found:
-                plans.append((found[0].predicted, len(plans), outcome, found))
+                plans.append((self._costs(found)[-1], len(plans), outcome, found[:MOST_CANDIDATES]))
         plans.sort(key=lambda plan: plan[:2])
-        for done, (_, _, outcome, found) in enumerate(plans):
+        for done, (weight, _, outcome, found) in enumerate(plans):
             self._report(step, done, len(plans))
             left = end - self._bench.clock()
-            weights = [max(plan[0], LEAST) for plan in plans[done:]]
-            self._measure_cell(outcome, found, left * weights[0] / sum(weights), left)
+            self._measure_cell(outcome, found, left * weight / sum(plan[0] for plan in plans[done:]), left)
         self._report(step, len(plans), len(plans))
+
+    def _costs(self, found: Sequence[Candidate]) -> list[float]:
+        """Seconds that it takes to measure the first, the first two, and so on, as far as is known."""
+        speed = median(self._speed[-20:]) if self._speed else 1.0
+        overhead = median(self._overhead) if self._overhead else FIRST_OVERHEAD
+        return list(accumulate(overhead + (CALLS + EARLY) * c.predicted * speed for c in found[:MOST_CANDIDATES]))
 
     def _better(self, outcome: Outcome, found: list[Candidate], known: Collection[object]) -> list[Candidate]:
         """The candidates that were not measured and that the model now thinks are faster than the fastest, and that one."""
@@ -187,16 +195,10 @@ class Session:
 
     def _measure_cell(self, outcome: Outcome, found: list[Candidate], limit: float, left: float) -> None:
         """Measures as many of ``found`` as there is likely time for."""
-        speed = median(self._speed[-20:]) if self._speed else 1.0
-        each = [(2 + EARLY) * c.predicted * speed for c in found]
-        if each[0] > left:
+        costs = self._costs(found)
+        if costs[0] > left:
             return
-        kept, total = 0, 0.0
-        while kept < len(found) and kept < MOST_CANDIDATES and (kept < 2 or total + each[kept] <= limit):
-            total += each[kept]
-            if kept and total > left:
-                break
-            kept += 1
+        kept = max(1, sum(cost <= limit for cost in costs), sum(cost <= left for cost in costs[:2]))
         begun, clock = self._bench.clock(), self._bench.clock
         self._bench.begin(outcome.cell)
         entered: list[tuple[Candidate, float, int]] = []
@@ -204,16 +206,20 @@ class Session:
             if entered and clock() - begun > left:
                 kept = len(entered)
                 break
-            outcome_of = self._bench.admit(candidate.choice(outcome.nbytes, self._topology))
-            if outcome_of is not None:
-                entered.append((candidate, *outcome_of))
+            before = clock()
+            admitted = self._bench.admit(candidate.choice(outcome.nbytes, self._topology))
+            if admitted is not None:
+                entered.append((candidate, *admitted))
+                self._overhead.append(max(0.0, clock() - before - CALLS * admitted[0]))
         if not entered:
             return
-        for entrant in race([seconds for _, seconds, _ in entered], self._bench.run, lambda: clock() - begun > limit):
+        for entrant in race(
+            [seconds for _, seconds, _ in entered], self._bench.run, lambda turn: clock() - begun > (left if turn < EARLY else limit)
+        ):
             candidate, _, segments = entered[entrant.number]
             trusted = outcome.cell.root is None or entrant.calls <= TRUSTED_CALLS
             ran = (candidate.schedule, self._topology, outcome.nbytes, segments, entrant.seconds, candidate.pulls)
-            sample = Sample(*ran) if trusted else None
+            sample = Sample(*ran, weight=min(1.0, len(entrant.times) / EARLY)) if trusted else None
             outcome.timed.append(Timed(candidate, entrant.seconds, segments, len(entrant.times), sample))
             if trusted:
                 self._speed.append(entrant.seconds / candidate.predicted)
