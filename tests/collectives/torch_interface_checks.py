@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch_reference import check, same, world
 
-from topoccl.collectives.errors import CollectiveTimeout
+from topoccl.collectives.errors import CollectiveTimeout, TopocclError
 
 
 def total(group: Any, value: float) -> float:
@@ -249,6 +249,72 @@ def aliases() -> None:
     assert [t[0].item() for t in outputs] == list(range(size))
     scattered = [torch.full((3,), float(10 * rank + r)) for r in range(size)]
     dist.scatter(scattered[0] if rank == 0 else one.new_empty(3), scattered if rank == 0 else None, src=0)
+    dist.barrier()
+
+
+@check
+def two_threads_on_one_group() -> None:
+    """Their calls take turns. Which thread is first may differ between ranks, so both call the same."""
+    _, size = world()
+    wrong: list[float] = []
+
+    def work() -> None:
+        for _ in range(30):
+            dist.all_reduce(tensor := torch.ones(100))
+            if not (tensor == size).all():
+                wrong.append(tensor[0].item())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong, wrong
+
+
+@check
+def groups_used_in_different_order() -> None:
+    """The calls wait for each other for ever; each rank is told which of its calls it was, and for whom it waited."""
+    rank, size = world()
+    if size == 1:
+        return
+    groups = [dist.new_group(list(range(size)), timeout=timedelta(seconds=2)) for _ in range(2)]
+    first = groups[1] if rank == 0 else groups[0]
+    with pytest.raises(TopocclError, match="all_reduce") as raised:
+        dist.all_reduce(torch.ones(3), group=first)
+    assert first.communicator.name in str(raised.value)
+    dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+@check
+def results_are_bitwise_the_same() -> None:
+    """On all ranks and from run to run."""
+    rank, size = world()
+    for count in (7, 5000, 300_000):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            torch.manual_seed(rank)
+            mine = torch.randn(count).to(dtype)
+            runs = []
+            for _ in range(3):
+                dist.all_reduce(total := mine.clone())
+                runs.append(total)
+            assert torch.equal(runs[0], runs[1])
+            assert torch.equal(runs[0], runs[2])
+            dist.broadcast(first := runs[0].clone(), 0)
+            assert torch.equal(runs[0], first), f"{count} of {dtype} on rank {rank} of {size}"
+
+
+@check
+def more_than_two_billion_elements() -> None:
+    rank, size = world()
+    count = 2**31 + 5
+    big = torch.zeros(count, dtype=torch.uint8)
+    big[-1] = rank + 1
+    big[0] = 7
+    dist.broadcast(big, size - 1)
+    assert (big[0].item(), big[1].item(), big[-1].item()) == (7, 0, size)
     dist.barrier()
 
 

@@ -1,20 +1,16 @@
 """Collectives against types, reductions and layouts, on any backend: what works, what is refused, what comes out wrong.
 
-    python torch_matrix.py BACKEND [--table]     a process that is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; or mpirun)
-
 Each rank knows what all ranks put in, and computes for itself what must come out.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch_reference import DTYPES, Op, Tensor, exact, reduced, values
+from torch_reference import DTYPES, Op, Tensor, check, exact, reduced, values
 
 ELEMENTS = 12
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
@@ -259,18 +255,7 @@ def unexpected(case: Case, result: str) -> bool:
     return result != "works" if meaning else not result.startswith("refused")
 
 
-def main(backend: str) -> int:
-    import topoccl  # noqa: F401 - registers the backend
-
-    torch.set_num_threads(1)
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+@check
+def matrix() -> None:
     bad = [f"{case}: {result}" for case in cases() if unexpected(case, result := run(case))]
-    dist.barrier()
-    transport = dist.group.WORLD.communicator.transport.name if backend == "topoccl" else backend
-    print("\n".join([*bad, f"rank {dist.get_rank()}: {len(list(cases()))} cases over {transport}, {len(bad)} bad"]), flush=True)
-    dist.destroy_process_group()
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    assert not bad, "\n".join(bad)

@@ -17,10 +17,11 @@ pytest.importorskip("torch.distributed")
 import torch.distributed as dist
 import torch_collective_checks
 import torch_group_checks
+import torch_matrix
 import torch_training_checks
 from torch_reference import CHECKS, forbid_collectives, forbidding_works
 
-_ = torch_collective_checks, torch_group_checks  # which fill CHECKS
+_ = torch_collective_checks, torch_group_checks, torch_matrix  # which fill CHECKS
 _RANKS_PER_HOST = 2  # of the hosts that are pretended
 
 
