@@ -130,12 +130,12 @@ class Profile:
 IDEAL = Profile("ideal")
 """Nothing but the links: latency and bandwidth as the topology says, processors and memory infinitely fast."""
 
-# Typical of two cores of a small x86 server: one message through shared memory costs Python two or three microseconds on each side,
+# Typical of two cores of a small x86 server: one message through shared memory costs Python some three microseconds on each side,
 # one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
 _SHARED_MEMORY = Medium(
-    send_overhead=2.5e-6,
-    recv_overhead=2.5e-6,
+    send_overhead=3e-6,
+    recv_overhead=3e-6,
     staged=True,
     room=1 << 20,
     piece=128 << 10,
