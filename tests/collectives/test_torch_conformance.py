@@ -5,6 +5,7 @@ Ranks that live from test to test (started by mpirun) run all of it, over MPI or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -71,7 +72,11 @@ def run_suite(folder: Path, ranks: int, *options: str, env: dict[str, str] | Non
     try:
         said, _ = process.communicate(timeout=280)  # less than what ends the test
     except subprocess.TimeoutExpired:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.killpg(process.pid, signal.SIGTERM)
+        for child in children:  # mpirun, which has a session of its own and ends its ranks
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGTERM)
         said, _ = process.communicate()
         raise AssertionError(f"the suite did not end in time\n{said[-3000:]}") from None
     assert told.exists(), said[-5000:]
