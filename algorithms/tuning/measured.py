@@ -14,6 +14,7 @@ from typing import NamedTuple
 from topoccl.algorithms.algorithm import label_of, read_label
 from topoccl.algorithms.calibration import Profile
 from topoccl.topology.graph import Topology
+from topoccl.topology.units import format_rate, format_time
 
 REACH = 2
 """A measured size also serves sizes up to this many times smaller or larger, where no measured size lies beyond them."""
@@ -96,6 +97,16 @@ class Fitted:
         same = abs(profile.crowd - self.crowd) <= _SAME_CROWD * self.crowd
         kept = [(name, value) for name, value in self.constants if same or name.startswith("network.")]
         return replace(with_constants(profile, kept), name=f"{profile.name}, tuned") if kept else profile
+
+    def __str__(self) -> str:
+        """``network.efficiency 0.947, network.latency 31us``."""
+        shown = []
+        for name, value in self.constants:
+            rounded = float(f"{value:.3g}")
+            share = name.endswith(("efficiency", "both_ways"))
+            text = f"{rounded:g}" if share else format_rate(rounded) if name.endswith("bandwidth") else format_time(rounded)
+            shown.append(f"{name} {text}")
+        return ", ".join(shown)
 
 
 def with_constants(profile: Profile, constants: Sequence[tuple[str, float]]) -> Profile:

@@ -16,7 +16,13 @@ from topoccl.algorithms.tuning.measured import Measurement, Tuning
 from topoccl.topology.units import format_size
 
 COLUMNS = ("collType", "minBytes", "maxBytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps", "regBuff")
-COLLECTIVES = {"broadcast": "broadcast", "reduce": "reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce"}  # fmt: skip
+COLLECTIVES = {
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+}
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
 MOST = (1 << 32) - 1
@@ -64,8 +70,7 @@ def read_csv(text: str, source: str = "table") -> tuple[list[Preference], list[s
             continue
         where = f"{source}:{number}"
         cells = [cell.strip().lower() for cell in line.split(",")]
-        # NCCL's own example has a line with one more column than it names, and its reader looks at no more than these.
-        if not 8 <= len(cells) <= len(COLUMNS) + 1:
+        if not 8 <= len(cells) <= len(COLUMNS):
             raise CsvError(f"{where}: {len(cells)} columns; expected {','.join(COLUMNS[:8])}[,{','.join(COLUMNS[8:])}]")
         kind, algorithm, protocol = cells[0], cells[3], cells[4]
         for name, value, known in (

@@ -8,7 +8,7 @@ import os
 import sys
 from itertools import zip_longest
 
-from topoccl.algorithms.calibration import TRANSPORTS, Profile, default_profile
+from topoccl.algorithms.calibration import TRANSPORTS, default_profile
 from topoccl.algorithms.choice import Choice, format_choice, format_kinds, format_seconds, heading, ranked, summary
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import FALLBACKS, select
@@ -66,9 +66,14 @@ def run(args: argparse.Namespace) -> int:
     fabric = _topology(args.topology or config.topo_file)
     topology = _place(fabric, args.ranks, args.placement)
     spec = _spec(collective, topology.num_ranks, args.root, args.uneven)
-    profile = default_profile(IDEAL) if args.transport == IDEAL else _profile(config, topology)
+    known = load_tuning(config.tune_file) if config.tune_file else None
+    name = IDEAL if args.transport == IDEAL else _transport(config, topology, known)
+    profile = default_profile(name) if config.shm or name == IDEAL else default_profile(name).without_shared_memory()
+    untuned, tuning = profile, None
+    if known is not None:
+        profile = known.calibrate(profile, topology, name)
+        tuning = _holding(known, fabric, topology, name)
     rules = config.algo_rules(known_names())
-    tuning = _tuning(config.tune_file, fabric, topology) if config.tune_file else None
     keep_forests()
     choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True, tuning=tuning)
     if choice.warning:
@@ -79,14 +84,15 @@ def run(args: argparse.Namespace) -> int:
         _show(choice)
     else:
         print(format_choice(choice))
+    if not args.json and known is not None and known.fitted is not None and profile != untuned:
+        print(f"predicted with what {known.source} says of {name}: {known.fitted}")
     return 0
 
 
-def _tuning(path: str, fabric: Topology, group: Topology) -> Tuning | None:
+def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) -> Tuning | None:
     """The file's measurements, if they hold for the group or for the fabric of which it is a part."""
-    tuning = load_tuning(path)
-    mismatch = None if tuning.holds(fabric) else tuning.mismatch(group)
-    if mismatch is None:
+    mismatch = tuning.mismatch(group, transport)
+    if mismatch is None or tuning.mismatch(fabric, transport) is None:
         return tuning
     print(f"topoccl: warning: {mismatch}", file=sys.stderr)
     return None
@@ -125,14 +131,14 @@ def _spec(collective: str, ranks: int, root: int | None, uneven: bool) -> Collec
     return CollectiveSpec(collective, ranks, 0 if collective in ROOTED and root is None else root, uneven)
 
 
-def _profile(config: Config, topology: Topology) -> Profile:
-    transport = config.transport
-    if transport == "auto":
-        slots = set(topology.slots)
-        shared = any(link.kind == "shm" for link in topology.links if link.src in slots)
-        transport = "mpi" if shared else IDEAL  # accelerators, and bare nodes of textbook networks, copy nothing
-    profile = default_profile(transport)
-    return profile if config.shm else profile.without_shared_memory()
+def _transport(config: Config, topology: Topology, tuning: Tuning | None) -> str:
+    if config.transport != "auto":
+        return config.transport
+    if tuning is not None and tuning.transport is not None:
+        return tuning.transport
+    slots = set(topology.slots)
+    shared = any(link.kind == "shm" for link in topology.links if link.src in slots)
+    return "mpi" if shared else IDEAL  # accelerators, and bare nodes of textbook networks, copy nothing
 
 
 def _show(choice: Choice) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from topoccl.algorithms.spec import canonical_collective
 from topoccl.algorithms.tuning import TuningError, dump_tuning
+from topoccl.algorithms.tuning.nccl import CsvError, asked_by, read_csv, write_csv
 from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
@@ -52,18 +54,52 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> None:
     """Everything between opening and closing. An error of rank 0 alone is raised on every rank, and then no file is written."""
     first, transport = communicator.rank == 0, communicator.transport
     output: Path = options.output
-    exchange_or_raise(transport, obstacle(output) if first else None, communicator.timeout)
+    exchange_or_raise(transport, _prepare(options) if first else None, communicator.timeout)
+    hosts = len(communicator.topology.ranks_by_host)
+
+    def asked(collective: str, nbytes: int) -> tuple[str, ...]:
+        return asked_by(options.preferences, hosts, communicator.size, collective, nbytes)
+
     with progress("tune") if first and not options.quiet else nullcontext(silence) as report:
-        found = tune(communicator, options.collectives, options.sizes, options.budget, report=report)
+        found = tune(communicator, options.collectives, options.sizes, options.budget, asked, report)
     problem: Exception | None = None
     if found is not None:
         try:
             write_whole(output, dump_tuning(found.tuning))
             print(summary(found, output))
+            if options.export is not None:
+                output = options.export
+                text, left = write_csv(found.tuning)
+                write_whole(output, text)
+                print(f"{output}: {text.count(',simple,')} lines for NCCL" + _listed(left))
             sys.stdout.flush()
         except OSError as error:
             problem = ConfigError(f"cannot write {output}: {error.strerror}")
     exchange_or_raise(transport, problem, communicator.timeout)
+
+
+def _prepare(options: argparse.Namespace) -> Exception | None:
+    """Reads what is imported; returns what is in the way, found out before anything is measured."""
+    options.preferences = []
+    problem = obstacle(options.output) or (obstacle(options.export) if options.export is not None else None)
+    if problem is not None or options.imported is None:
+        return problem
+    try:
+        options.preferences, left = read_csv(options.imported.read_text(encoding="utf-8"), str(options.imported))
+    except UnicodeDecodeError:
+        return ConfigError(f"{options.imported}: not a text in UTF-8")
+    except OSError as error:
+        return ConfigError(f"cannot read {options.imported}: {error.strerror}")
+    except CsvError as error:
+        return ConfigError(str(error))
+    if not options.quiet:
+        print(f"{options.imported}: {len(options.preferences)} lines are measured first{_listed(left)}")
+    return None
+
+
+def _listed(left: Sequence[str]) -> str:
+    """What has no counterpart, for the end of a sentence."""
+    return f"; without a counterpart: {'; '.join(left)}" if left else ""
 
 
 def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
@@ -84,6 +120,8 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
     add("-o", "--output", type=Path, metavar="FILE", required=True, help="write the tuning file there")
     add("--budget", type=budget, default="60s", metavar="TIME", help="time for all of it, such as 60s or 5min (60s)")
     add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, mpi or gloo")
+    add("--import", dest="imported", type=Path, metavar="FILE.csv", help="measure what this table of NCCL's tuner plugin asks for, first")
+    add("--export", type=Path, metavar="FILE.csv", help="also write a table for NCCL's tuner plugin")
     add("-q", "--quiet", action="store_true", help="show no progress")
     options = parser.parse_args(argv)
     if options.stepfactor < 2 or options.minbytes > options.maxbytes:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topoccl.algorithms.tuning.fit import spread
-from topoccl.algorithms.tuning.measured import Fitted
 from topoccl.collectives.tune.session import Outcome, Tuned
-from topoccl.topology.units import format_rate, format_size, format_time
+from topoccl.topology.units import format_size, format_time
 
 GOOD = 1.05
 """A choice within so many times the best measured time is a good one."""
@@ -29,24 +28,10 @@ def summary(found: Tuned, output: Path) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if found.fit is not None and found.fit.fitted.constants:
-        lines.append(f"fitted: {constants(found.fit.fitted)}")
+        lines.append(f"fitted: {found.fit.fitted}")
     lines += accuracy(found)
     lines.append(f"{output}: {len(found.tuning.entries)} measurements in {found.seconds:.0f} s")
     return "\n".join(lines)
-
-
-def constants(fitted: Fitted) -> str:
-    """``network.efficiency 0.947, network.latency 31us``."""
-    shown = []
-    for name, value in fitted.constants:
-        if name.endswith("bandwidth"):
-            text = format_rate(float(f"{value:.3g}"))
-        elif name.endswith(("efficiency", "both_ways")):
-            text = f"{value:.3g}"
-        else:
-            text = format_time(float(f"{value:.3g}")) if value > 1e-9 else "0s"
-        shown.append(f"{name} {text}")
-    return ", ".join(shown)
 
 
 def accuracy(found: Tuned) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from topoccl.algorithms.registry import algorithms_for
-from topoccl.algorithms.tuning import ENTRY, Measurement, Tuning, dump_tuning
+from topoccl.algorithms.tuning import Measurement, Tuning, dump_tuning
+from topoccl.algorithms.tuning.files import ENTRY
 from topoccl.collectives.cli import explain
 from topoccl.collectives.cli.main import main
 from topoccl.topology.generators import generate
