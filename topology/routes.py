@@ -11,7 +11,8 @@ Which of several ways is taken, first match wins:
 
 Among the ways of one class the lowest latency wins, then the fewest links, then (for NICs) the widest bottleneck. Equal ways are
 shared out by the ranks' positions in their hosts, so that parallel NICs and spines all carry traffic; ``rail`` steps on to the
-next one. Everything is deterministic and equal on all ranks.
+next one. Equal ways through other hosts (3 and 4) are those of routing tables that spread the pairs of hosts over the cables
+(:mod:`topoccl.topology.spread`). Everything is deterministic and equal on all ranks.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from topoccl.topology.graph import Topology, TopologyError, VertexKind
+from topoccl.topology.spread import spread
 
 _MAX_PATHS = 1 << 18
 _TREE_VERTICES = 1_500_000  # vertices of all remembered trees together
+_MOST_HOSTS = 512  # of which routing tables are made
 _ANY = -2
 _OUTSIDE = -1
 
@@ -198,9 +202,54 @@ class Routes:
         for relay in (False, True):
             tree = self._tree(a, _ANY, relay, until=b)
             if b in tree.settled:
-                return self._walk(tree, a, b, dst + rail)
+                return self._through_hosts(tree, a, b, dst + rail)
         slots = self.topology.slots
         raise TopologyError(f"topology {self.topology.name!r}: no route from rank {src} ({slots[src]}) to rank {dst} ({slots[dst]})")
+
+    def _through_hosts(self, tree: _Tree, a: int, b: int, seed: int) -> tuple[int, ...]:
+        """As :meth:`_walk`, over the hosts that the routing tables say if one of the equally good ways does."""
+        host, came_from = self._host, self._hosts_before(self._host[a], self._host[b])
+        dead: set[int] = set()
+        at, links = [b], list[int]()
+        while at[-1] != a:
+            here = at[-1]
+            options = [
+                (vertex, link)
+                for vertex, link in tree.before[here]
+                if vertex not in dead and host[vertex] in (host[here], came_from.get(host[here]))
+            ]
+            if options:
+                vertex, link = options[seed % len(options)]
+                at.append(vertex)
+                links.append(link)
+                continue
+            dead.add(at.pop())
+            if not at:
+                return self._walk(tree, a, b, seed)
+            links.pop()
+        return tuple(reversed(links))
+
+    def _hosts_before(self, first: int, last: int) -> dict[int, int]:
+        """For each host on the way between two hosts that the routing tables say, the one before it."""
+        table = self._tables.get(last, {})
+        found: dict[int, int] = {}
+        while first != last and first in table:
+            found[table[first]] = first
+            first = table[first]
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[int, dict[int, int]]:
+        """For each host the next one on the way to it from every other one; none above :data:`_MOST_HOSTS` hosts."""
+        hosts = [self._ids[host] for host in self.topology.hosts]
+        if len(hosts) > _MOST_HOSTS:
+            return {}
+        graph: dict[int, dict[int, float]] = {host: {} for host in hosts}
+        for link, (a, b) in zip(self.topology.links, self._ends, strict=True):
+            x, y = self._host[a], self._host[b]
+            if x != y and _OUTSIDE not in (x, y):
+                graph[x][y] = max(graph[x].get(y, 0.0), link.bandwidth)
+        return dict(zip(hosts, spread(graph, hosts), strict=True))
 
     def _ways(self, src: int, dst: int, relay: bool) -> list[_Way]:
         """The best way through each of the exits of ``src``'s host, best first, over switches only."""

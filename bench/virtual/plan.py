@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from topoccl.bench.virtual import LabError
-from topoccl.bench.virtual.routes import spread
 from topoccl.topology import Topology, TopologyError, VertexKind, wiring
+from topoccl.topology.spread import spread
 
 FABRIC = "fabric"  # the namespace of the bridges; host names are kept apart from it
 HOST_DEVICE = "host0"  # carries the one address of a host in a routed cluster

@@ -11,9 +11,9 @@ import pytest
 
 from topoccl.bench.virtual import LabError
 from topoccl.bench.virtual.plan import FABRIC, HOST_DEVICE, Plan, host_names, make_plan
-from topoccl.bench.virtual.routes import spread
 from topoccl.topology import Link, Topology, Vertex, VertexKind
 from topoccl.topology.load import load
+from topoccl.topology.spread import spread
 
 FABRIC_FILES = Path(__file__).resolve().parents[2] / "bench" / "fabrics"
 FABRICS = {
@@ -179,9 +179,22 @@ def test_routes_are_the_same_every_time() -> None:
 
 
 def test_spread_prefers_links_with_room() -> None:
-    graph = {"a": {"thin": 1.0, "wide": 10.0}, "thin": {"z": 1.0}, "wide": {"z": 10.0}, "z": {}}
-    ways = [table["a"] for table in spread(graph, ["z"] * 11)]
-    assert ways.count("wide") == 10
+    graph = {"a": {"thin": 2.0, "wide": 3.0}, "thin": {"z": 2.0}, "wide": {"z": 3.0}, "z": {}}
+    ways = [table["a"] for table in spread(graph, ["z"] * 10)]
+    # Both nodes in between send 10 flows of their own: 12 of 2 and 18 of 3 fill both links alike.
+    assert ways.count("wide") == 8
+
+
+def test_spread_lets_the_first_targets_know_of_the_later_ones() -> None:
+    """Opposite hosts of a ring have two ways of equal length, which must be taken alike."""
+    ring = {host: {(host + 1) % 8: 1.0, (host - 1) % 8: 1.0} for host in range(8)}
+    load: Counter[tuple[int, int]] = Counter()
+    for target, table in zip(ring, spread(ring, list(ring)), strict=True):
+        for host in table:
+            while host != target:
+                load[host, table[host]] += 1
+                host = table[host]
+    assert max(load.values()) <= 9  # 8 on average
 
 
 def fabric(links: list[tuple[str, str, float]], hosts: str = "ab", switches: tuple[str, ...] = ()) -> Topology:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from topoccl.bench.virtual.routes import spread
 from topoccl.collectives.probe.build import Setting
 from topoccl.collectives.probe.explore import Explorer
 from topoccl.collectives.probe.infer import infer
@@ -13,6 +12,7 @@ from topoccl.collectives.probe.sharing import share
 from topoccl.collectives.probe.table import Flow, Table
 from topoccl.topology import Topology, VertexKind
 from topoccl.topology.routes import Routes
+from topoccl.topology.spread import spread
 from topoccl.topology.wiring import cables
 
 OVERHEAD = 0.05  # seconds per measurement beyond its duration
