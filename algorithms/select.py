@@ -132,7 +132,8 @@ def select(
         winner = known_best
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
     if enough is not None:
-        rejected |= dict.fromkeys(costly, f"programs do not build it: {enough}")
+        as_fast = predictions[winner].seconds * (1 + EQUAL)
+        rejected |= {label: f"programs do not build it: {enough}" for label, p in costly.items() if p.seconds <= as_fast}
     if covered and winner in measured:
         rejected |= dict.fromkeys(models.keys() - measured.keys(), NOT_MEASURED)
     used = {label: tuning.source for label in models if label in measured}
