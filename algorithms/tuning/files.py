@@ -119,7 +119,7 @@ def _fitted(at: Cursor) -> Fitted:
             inside = given[medium].fields(MEDIUM_CONSTANTS)
             constants += [(f"{medium}.{name}", _constant(inside[name], name)) for name in MEDIUM_CONSTANTS if name in inside]
     crowd = _number(given["crowd"], 1, float("inf"), "a number of ranks for each core, at least 1") if "crowd" in given else 1.0
-    return Fitted(tuple(constants), crowd)
+    return Fitted(tuple(sorted(constants)), crowd)
 
 
 def _constant(at: Cursor, name: str) -> float:
