@@ -13,7 +13,7 @@ from topoccl.collectives.executor.actions import Act, Frame, Ref, Remote, aligne
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.program import AHEAD, Item, Mark, NetMessage, Program, Traffic
 from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
@@ -384,9 +384,20 @@ class Lowering:
                 item.deps = tuple(deps)
                 item.awaits = tuple(dict.fromkeys(awaits))
                 if item.receives and number:
-                    before = lane_items[number - 1]
-                    apart = before.segment != segment and window != 1
-                    item.early = item.staged or apart or hazards.independent(before.step, item.step)
+                    item.ahead = 1 if item.staged else self._ahead(lane_items, number)
+
+    def _ahead(self, lane: list[Item], number: int) -> int:
+        """How many of the items before ``number`` of its lane may still run when its messages begin to arrive where they belong."""
+        hazards, window = self.hazards, self.schedule.slots
+        assert hazards is not None
+        item, ahead = lane[number], 0
+        while ahead < min(number, AHEAD):
+            before = lane[number - ahead - 1]
+            apart = before.segment != item.segment and window != 1
+            if not apart and not hazards.independent(before.step, item.step):
+                break
+            ahead += 1
+        return ahead
 
 
 def _fused(items: list[Item]) -> list[Item]:

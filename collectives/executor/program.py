@@ -10,6 +10,9 @@ from topoccl.collectives.executor.actions import Act, Frame
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Request
 
+AHEAD = 8
+"""Up to how many items behind the one at work may have their receives posted."""
+
 Mark = tuple[int, int]  # (index of a counter in the arena, messages counted within this call)
 
 
@@ -37,7 +40,7 @@ class Item:
         sends: messages to send after ``act``.
         awaits: earlier items whose sends must be complete, since this one overwrites what they send.
         staged: whether ``receives`` go to temporary storage, so that they may be posted before ``deps`` and ``awaits`` hold.
-        early: whether ``receives`` may be posted while the lane's previous item is still running.
+        ahead: how many of the lane's previous items may still be running when ``receives`` are posted.
     """
 
     segment: int
@@ -50,7 +53,7 @@ class Item:
     sends: tuple[NetMessage, ...] = ()
     awaits: tuple[Item, ...] = ()
     staged: bool = True
-    early: bool = False
+    ahead: int = 0
     incoming: list[Request] | None = None
     outgoing: list[Request] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Bufs
-from topoccl.collectives.executor.program import Item, NetMessage, Program
+from topoccl.collectives.executor.program import AHEAD, Item, NetMessage, Program
 from topoccl.collectives.executor.reach import address_of, hide, show
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
 
@@ -209,10 +209,11 @@ class _LaneRun:
         item.incoming = [self._start(message, send=False) for message in item.receives]
 
     def _post_early(self, lane: list[Item], at: int) -> None:
-        """Posts the next item's receives as well, so that its message need not wait for this one to be used."""
-        if at + 1 < len(lane):
-            following = lane[at + 1]
-            if following.early and following.incoming is None and (following.staged or self._ready(following)):
+        """Posts receives of the following items as well: a sender that must ask first does not wait behind all data on its link."""
+        for ahead, following in enumerate(lane[at + 1 : at + 1 + AHEAD], 1):
+            if following.receives and following.incoming is None:
+                if following.ahead < ahead or not (following.staged or self._ready(following)):
+                    return  # nor those behind it: messages of one sender are told apart by their order
                 self._post(following)
 
     def _start(self, message: NetMessage, *, send: bool) -> Request:
