@@ -114,6 +114,8 @@ class _Bench:
                 mine = [self._worker.batch(number, calls) for number, calls in command.batches]
         except Exception as error:
             mine = error
+            if self._comm.broken is None:  # the others may be waiting for this rank in a call
+                self._comm.abort(f"rank {self._comm.rank}: {type(error).__name__}: {error}")
         try:
             return exchange_or_raise(self._comm.transport, mine, self._patience)
         except BaseException:

@@ -9,9 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoccl.algorithms.algorithm import label_of, read_label
+from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import algorithms_for
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED
-from topoccl.algorithms.tuning import MAX_SEGMENTS, Measured, Measurement, Tuning, TuningError, dump_tuning, load_tuning, parse_tuning
+from topoccl.algorithms.tuning import (
+    MAX_SEGMENTS,
+    Measured,
+    Measurement,
+    Range,
+    Tuning,
+    TuningError,
+    dump_tuning,
+    fabric_digest,
+    load_tuning,
+    parse_tuning,
+)
 from topoccl.topology.generators import generate
 
 K, M = 1 << 10, 1 << 20
@@ -275,3 +287,73 @@ def test_labels_are_read_back(collective: str) -> None:
 def test_what_is_no_label(text: str) -> None:
     with pytest.raises(ValueError, match="is not of the form name or name"):
         read_label(text)
+
+
+# What goes beyond times
+
+FULL = """topoccl_tuning: 1
+topology: "0123456789ab"
+transport: "mpi"
+fabric: "{fabric}"
+profile:
+  crowd: 2.0
+  copy_bandwidth: 4000000000.0
+  network: {{both_ways: 0.8, efficiency: 0.9, latency: 30us}}
+covered:
+- {{collective: all_reduce, ranks: 8, from: 4K, to: 8M, hosts: 4}}
+- {{collective: broadcast, ranks: 8, from: 4, to: 4, root: 1}}
+entries:
+- {{collective: all_reduce, ranks: 8, algorithm: "direct", bytes: 1M, seconds: 12ms, segments: 1, pulls: true}}
+"""
+
+
+def test_a_whole_file_is_read_and_written() -> None:
+    text = FULL.format(fabric="0" * 16)
+    tuning = parse_tuning(text, "t.yaml")
+    assert dump_tuning(tuning) == text
+    assert tuning.covered == (Range("all_reduce", 8, 4 * K, 8 * M, hosts=4), Range("broadcast", 8, 4, 4, root=1))
+    assert tuning.seconds("all_reduce", 8, "direct", M) == (0.012, 1, True)
+    assert tuning.covers("all_reduce", 8, 5 * K, hosts=4)
+    assert not any(tuning.covers("all_reduce", 8, n, hosts=h) for n, h in ((4 * K - 1, 4), (8 * M + 1, 4), (M, 2)))
+    other = parse_tuning(text.replace("0.9,", "0.91,"), "t.yaml")
+    assert other.digest != tuning.digest
+
+
+def test_constants_hold_for_a_fabric_and_a_transport_in_any_placement() -> None:
+    here, mpi = generate("cluster:4x2"), default_profile("mpi")
+    tuning = parse_tuning(FULL.format(fabric=fabric_digest(here)))
+    fitted = tuning.calibrate(mpi, here.place([7, 0, 3]), "mpi")
+    assert (fitted.name, fitted.network.efficiency, fitted.network.latency) == ("mpi, tuned", 0.9, 30e-6)
+    assert fitted.network.send_overhead == mpi.network.send_overhead
+    assert fitted.copy_bandwidth == mpi.copy_bandwidth  # as many ranks as cores here, two on each there
+    crowded = mpi.on_hosts(2, attach=False)
+    assert tuning.calibrate(crowded, here, "mpi").copy_bandwidth == 4e9
+    assert tuning.calibrate(mpi, generate("cluster:2x4"), "mpi") == mpi
+    assert tuning.calibrate(mpi, here, "gloo") == mpi
+    assert "they were measured over mpi, and this is gloo" in str(tuning.mismatch(here, "gloo"))
+
+
+def test_a_file_of_another_version_is_not_used() -> None:
+    tuning = parse_tuning("topoccl_tuning: 7\nwhatever: [1, 2]", "t.yaml")
+    assert (
+        tuning.mismatch(generate("cluster:2x1"))
+        == "nothing of t.yaml is used: it has version 7 of the format of tuning files; known here: 1"
+    )
+    assert tuning.entries == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("crowd: 2.0", "crowd: 0.5", "expected a number of ranks for each core, at least 1"),
+        ("0.9,", "1.1,", "expected a share from 1e-06 to 1"),
+        ("both_ways: 0.8", "both_way: 0.8", "unknown key 'both_way'"),
+        ("to: 8M", "to: 1K", "to is '1K'; expected at least 4K, where the range begins"),
+        ("pulls: true", "pulls: 1", "expected true or false"),
+        ('"mpi"', '"pigeon"', "expected one of mpi, gloo, memory"),
+    ],
+)
+def test_wrong_parts(old: str, new: str, message: str) -> None:
+    with pytest.raises(TuningError) as caught:
+        parse_tuning(FULL.format(fabric="0" * 16).replace(old, new), "t.yaml")
+    assert message in str(caught.value)

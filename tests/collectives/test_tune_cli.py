@@ -1,0 +1,141 @@
+"""``topoccl tune`` as a program, on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from topoccl.algorithms.tuning import load_tuning
+
+MpiRun = Callable[..., "subprocess.CompletedProcess[str]"]
+TUNE = (sys.executable, "-m", "topoccl", "tune")
+
+PROGRAM = """
+import json, sys, time
+import numpy as np
+import topoccl
+from topoccl.algorithms import cost, select
+
+comm = topoccl.init()
+small = np.ones(1024, np.float32)
+comm.barrier()
+built = []
+select._model = lambda *args: built.append(args)  # whoever predicts calls it
+comm.all_reduce(small)
+choice = comm.last_choice
+assert (small == comm.size).all()
+if comm.rank == 0:
+    print(json.dumps([choice.algorithm, choice.segments, choice.measured, choice.profile, choice.reason, len(built)]))
+comm.close()
+"""
+
+FAILS = """
+import sys
+from topoccl.collectives.tune.work import Worker
+
+batch, calls = Worker.batch, []
+
+
+def failing(self, number, count):
+    calls.append(number)
+    if self._comm.rank == 1 and len(calls) == 8:
+        raise MemoryError("no memory left")
+    return batch(self, number, count)
+
+
+Worker.batch = failing
+from topoccl.collectives.cli.main import main
+sys.exit(main(["tune", *sys.argv[1:]]))
+"""
+
+WRONG = FAILS.replace("if self._comm.rank == 1 and len(calls) == 8:", "if self._comm.rank == 1 and len(calls) == 4:").replace(
+    '        raise MemoryError("no memory left")\n', "        batch(self, number, count)\n        self._out[5] = 99\n        return 1.0\n"
+)
+
+
+def alone(*options: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "RANK", "WORLD_SIZE"))}
+    return subprocess.run([*TUNE, *options], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "the following arguments are required: -o/--output"),
+        (["-o", "t.yaml", "barrier"], "'barrier' cannot be tuned; expected some of all_reduce, all_gather"),
+        (["-o", "t.yaml", "-b", "2"], "'2' is too small; expected at least 4 bytes"),
+        (["-o", "t.yaml", "-b", "8K", "-e", "4K"], "expected -f of at least 2, and -b at most -e"),
+        (["-o", "t.yaml"], "tune measures calls among ranks, and this job has only one"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = alone(*options)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_ranks(mpirun: MpiRun, tmp_path: Path) -> None:
+    output, table, asked = tmp_path / "t.yaml", tmp_path / "out.csv", tmp_path / "in.csv"
+    asked.write_text("allreduce,0,4095,tree,simple,-1,-1,-1\nallreduce,4096,65536,nvls,simple,-1,-1,-1\n")
+    options = ("all_reduce", "-b", "1K", "-e", "16K", "--budget", "8s", "-o", str(output), "--export", str(table), "--import", str(asked))
+    result = mpirun(2, *TUNE, *options)
+    assert result.returncode == 0, result.stderr
+    assert "1 lines are measured first; without a counterpart: " in result.stdout
+    assert "in.csv:2: allreduce by nvls" in result.stdout
+    assert "tune: fit ..." in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv", "t.yaml"]
+    assert table.read_text().startswith("# collType,minBytes,maxBytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff\n")
+    tuning = load_tuning(output)
+    assert {entry.nbytes for entry in tuning.entries} == {1024, 4096, 16384}
+    assert "tree[intra=chain]" in {entry.algorithm for entry in tuning.entries if entry.nbytes == 1024}
+    assert tuning.transport == "mpi"
+    assert tuning.fitted is not None
+    assert [(r.least, r.most) for r in tuning.covered] == [(1024, 16384)]
+    here = [entry for entry in tuning.entries if entry.nbytes == 4096]
+    best = min(here, key=lambda entry: entry.seconds)
+
+    told = mpirun(2, sys.executable, "-c", PROGRAM, env={"TOPOCCL_TUNE_FILE": str(output)})
+    assert told.returncode == 0, told.stderr
+    algorithm, segments, measured, profile, reason, built = json.loads(told.stdout)
+    assert (algorithm, segments, measured, profile, built) == (best.algorithm, best.segments, True, "mpi, tuned", 0)
+    assert reason.startswith(f"{best.algorithm} is the fastest of {len(here)} candidates measured in {output}")
+
+    other = mpirun(2, sys.executable, "-c", PROGRAM.replace("select._model", "_"), env={
+        "TOPOCCL_TUNE_FILE": str(output), "TOPOCCL_TRANSPORT": "gloo"})  # fmt: skip
+    assert other.returncode == 0, other.stderr
+    assert json.loads(other.stdout)[2:4] == [False, "gloo"]
+    assert "they were measured over mpi, and this is gloo" in other.stderr
+
+
+def test_what_one_rank_raises_ends_the_run_on_all(mpirun: MpiRun, tmp_path: Path) -> None:
+    output = tmp_path / "t.yaml"
+    output.write_text("as it was")
+    options = ("all_reduce", "-b", "1K", "-e", "16K", "--budget", "8s", "-o", str(output), "-q")
+    for program, message in ((FAILS, "rank 1: MemoryError: no memory left"), (WRONG, "gives a wrong result for all_reduce of 1024 bytes")):
+        result = mpirun(2, sys.executable, "-c", program, *options)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["t.yaml"]
+        assert output.read_text() == "as it was"
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    output = tmp_path / "t.yaml"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "RANK", "WORLD_SIZE"))}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    options = ["broadcast", "-b", "1K", "-e", "1K", "--budget", "4s", "-o", str(output)]
+    result = subprocess.run([*launch, *TUNE, *options], env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    tuning = load_tuning(output)
+    assert tuning.transport == "gloo"
+    assert {(entry.collective, entry.root) for entry in tuning.entries} == {("broadcast", 0)}
