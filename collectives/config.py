@@ -149,7 +149,10 @@ class Config:
         "`auto`, `mpi`, `gloo`, `memory` (threads of one process)",
     )
     topo_file: str = _option(
-        "", _path, "A description of the fabric to use in place of discovery.", "a YAML or JSON file, or a generator such as `cluster:4x2`"
+        "",
+        _path,
+        "A description of the fabric to use in place of discovery.",
+        "a file in any format of [formats.md](formats.md), or a generator such as `cluster:4x2`",
     )
     topo_dump_file: str = _option("", _path, "Where rank 0 writes the fabric that is used.", "a file name", agree=False)
     tune_file: str = _option("", _path, "Measured times that replace predicted ones in the choice of an algorithm.", "a file name")
