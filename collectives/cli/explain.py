@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
 def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) -> Tuning | None:
     """The file's measurements, if they hold for the group or for the fabric of which it is a part."""
     mismatch = tuning.mismatch(group, transport)
-    if mismatch is None or tuning.mismatch(fabric, transport) is None:
+    part = group.num_ranks < fabric.num_ranks  # not the whole in another order
+    if mismatch is None or (part and tuning.mismatch(fabric, transport) is None):
         return tuning
     print(f"topoccl: warning: {mismatch}", file=sys.stderr)
     return None

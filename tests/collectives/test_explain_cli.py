@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from topoccl.algorithms.registry import algorithms_for
-from topoccl.algorithms.tuning import Measurement, Tuning, dump_tuning
+from topoccl.algorithms.tuning import Fitted, Measurement, Tuning, dump_tuning, fabric_digest
 from topoccl.algorithms.tuning.files import ENTRY
 from topoccl.collectives.cli import explain
 from topoccl.collectives.cli.main import main
@@ -209,3 +209,24 @@ def test_item_sizes_are_those_of_torch() -> None:
     for name, size in explain.ITEMSIZES.items():
         dtype = getattr(torch, {"float8": "float8_e4m3fn"}.get(name, name))
         assert torch.empty(1, dtype=dtype).element_size() == size
+
+
+def test_fitted_constants(run: Explain, tmp_path: Path) -> None:
+    """They hold in any placement, times only in the one that was measured."""
+    fabric = generate("cluster:4x2")
+    fitted = Fitted((("network.efficiency", 0.5),))
+    entry = Measurement("all_reduce", 8, "direct", 1 << 20, 1e-6, 1)
+    path = tmp_path / "t.yaml"
+    path.write_text(dump_tuning(Tuning((entry,), fabric.digest, transport="mpi", fabric=fabric_digest(fabric), fitted=fitted)))
+    argv = ("all_reduce", "1M", "-t", "cluster:4x2", "--tune-file", str(path))
+    _, out, err = run(*argv)
+    assert "direct" in out.splitlines()[0]
+    assert out.splitlines()[-1] == f"predicted with what {path} says of mpi: network.efficiency 0.5"
+    assert err == ""
+    _, out, err = run(*argv, "--placement", "round_robin", "--json")
+    assert json.loads(out)["profile"] == "mpi, tuned"
+    assert json.loads(out)["choice"] != "direct"
+    assert "they were measured on a topology with the digest" in err
+    _, out, err = run(*argv, "--transport", "gloo", "--json")
+    assert json.loads(out)["profile"] == "gloo"
+    assert "they were measured over mpi, and this is gloo" in err
