@@ -109,7 +109,7 @@ def split_group(
     number = parent.__dict__["splits"] = parent.__dict__.get("splits", 0) + 1
     at = next((i for i, ranks in enumerate(splits) if parent.rank() in ranks), None)
     if at is None:
-        return _module.GroupMember.NON_GROUP_MEMBER
+        return None
     of_world = _module.get_process_group_ranks(parent)
     members = [of_world[rank] for rank in splits[at]]
     _, store = _module._world.pg_map[_module._get_default_group()]

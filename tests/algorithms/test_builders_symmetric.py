@@ -68,8 +68,8 @@ def test_one_rank_copies_and_sends_nothing(collective: str, algorithm: Algorithm
 def test_wrong_collective_or_size_is_refused(collective: str, algorithm: Algorithm, params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{algorithm.name}: {collective} of 3 ranks, but the topology places 4$"):
         algorithm.build(CollectiveSpec(collective, 3), cluster([4]), **params)
-    with pytest.raises(ValueError, match=rf"^{algorithm.name}: does not build broadcast; it builds: .*{collective}"):
-        algorithm.build(CollectiveSpec("broadcast", 4, root=0), cluster([4]), **params)
+    with pytest.raises(ValueError, match=rf"^{algorithm.name}: does not build scatter; it builds: .*{collective}"):
+        algorithm.build(CollectiveSpec("scatter", 4, root=0), cluster([4]), **params)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def run_suite(folder: Path, ranks: int, *options: str, env: dict[str, str] | Non
     small = ["--small-world"] if ranks > 2 else []
     command = [
         sys.executable,
+        "-c",
+        _START,
         str(SUITE),
         "topoccl",
         "topoccl",

@@ -87,4 +87,4 @@ topoccl.nothing
 """
     said = python(code)
     assert "['init', 'Communicator', 'Pending', 'TopocclError', 'CollectiveTimeout']\nTrue" in said
-    assert "AttributeError: module 'topoccl' has no attribute 'nothing'; public names: init, Communicator" in said
+    assert "AttributeError: module 'topoccl' has no attribute 'nothing'; public names: init, empty, Communicator" in said
