@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topoccl.collectives.errors import CollectiveTimeout
+from topoccl.collectives.errors import CollectiveTimeout, TopocclError
 from topoccl.collectives.messages import ROLL_CALL_TAG
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Bytes, Request, Transport
 
 _NUMBER = 8  # bytes of the number of a report, which its answer repeats
+_LAST_WORD = 1.0  # seconds in which the others are told who is absent
 _ANSWER = 512  # bytes of an answer: the number, then what went wrong, if anything
 
 
@@ -76,9 +78,13 @@ class RollCall:
                 number = self._expected.pop(peer)[1].tobytes()
                 answer = (number + text.encode()[: _ANSWER - _NUMBER]).ljust(_ANSWER, b"\0")
                 answers.append(self.transport.isend(peer, ROLL_CALL_TAG, np.frombuffer(answer, np.uint8)))
-        self.transport.wait(answers, max(timeout, 1.0))
-        if text:
-            raise CollectiveTimeout(text)
+        if not text:
+            self.transport.wait(answers, max(timeout, 1.0))
+            return
+        # Who has given up meanwhile may never take its answer (Open MPI's short messages need their receiver, too).
+        with suppress(TopocclError):
+            self.transport.wait(answers, _LAST_WORD)
+        raise CollectiveTimeout(text)
 
     def _report(self, end: float) -> None:
         me = self.transport.rank
