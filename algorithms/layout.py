@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topoccl.topology.graph import Topology, VertexKind
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import routes_of
 
 Matrix = npt.NDArray[np.float64]
 
@@ -75,15 +75,10 @@ def distances(topology: Topology, ranks: Sequence[int]) -> Matrix:
     Raises:
         TopologyError: two ranks without a route.
     """
-    routes = _routes(topology)
+    routes = routes_of(topology)
     links = topology.links
     matrix: Matrix = np.array([[sum(1 / links[link].bandwidth for link in routes.path(a, b)) for b in ranks] for a in ranks])
     return (matrix + matrix.T) / 2
-
-
-@lru_cache(maxsize=4)
-def _routes(topology: Topology) -> Routes:
-    return Routes(topology)
 
 
 def _tour(topology: Topology, ranks: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import Measured, Tuning
 from topoccl.topology.bounds import Bound, lower_bound
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import routes_of
 from topoccl.topology.units import format_size, format_time
 
 __all__ = ["FALLBACKS", "Candidate", "Choice", "SelectionError", "Selector", "format_choice", "select"]
@@ -295,12 +295,7 @@ def _unknown_parameter(spec: CollectiveSpec, row: _Row) -> str | None:
 @lru_cache(maxsize=128)
 def _model(spec: CollectiveSpec, topology: Topology, name: str, params: tuple[tuple[str, Any], ...], profile: Profile) -> CostModel:
     schedule = build_verified(by_name(spec.collective, name), spec, topology, dict(params))
-    return CostModel(schedule, topology, profile, _routes(topology))
-
-
-@lru_cache(maxsize=16)
-def _routes(topology: Topology) -> Routes:
-    return Routes(topology)
+    return CostModel(schedule, topology, profile, routes_of(topology))
 
 
 # The choice

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from topoccl.algorithms.grids import host_wiring
 from topoccl.topology.bounds.concurrent import concurrent_flow
 from topoccl.topology.graph import Topology, TopologyError
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import routes_of
 
 Arc = tuple[int, int]
 Path = tuple[int, ...]
@@ -45,7 +45,7 @@ def wires(topology: Topology) -> Wires | None:
     if wiring is None:
         return None
     first = [ranks[0] for ranks in topology.ranks_by_host]
-    routes = Routes(topology)
+    routes = routes_of(topology)
     links: dict[Arc, tuple[int, ...]] = {}
     for a, b in sorted((a, b) for ends in wiring.edges for a, b in (ends, ends[::-1])):
         try:

@@ -22,7 +22,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -366,6 +366,12 @@ class Routes:
             seed //= len(options)
             links.append(link)
         return tuple(reversed(links))
+
+
+@lru_cache(maxsize=16)
+def routes_of(topology: Topology) -> Routes:
+    """The routes of ``topology``, one object for all who ask: what one of them has searched for the others need not."""
+    return Routes(topology)
 
 
 def describe_path(topology: Topology, path: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from topoccl.algorithms.calibration import Medium, Profile
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import Routes, routes_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -180,7 +180,7 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     if topology.num_ranks != schedule.spec.ranks:
         raise ValueError(f"{schedule.label} is for {schedule.spec.ranks} ranks, but the topology places {topology.num_ranks}")
     messages, ends = _pair(schedule)
-    find = routes if routes is not None else Routes(topology)
+    find = routes if routes is not None else routes_of(topology)
     paths = tuple(tuple(find.path(src, dst, rail)) if src != dst else () for src, dst, rail in ends)
     host = topology.host_of_rank
     media = tuple(profile.local if host[src] == host[dst] else profile.network for src, dst, _ in ends)

@@ -24,7 +24,7 @@ from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, by_host, host_groups, network_of
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import Routes, routes_of
 
 GATHERING = ("all_gather", "reduce_scatter")
 ROOTED = ("broadcast", "reduce")
@@ -64,7 +64,7 @@ def synthesise(topology: Topology, collective: str, root: int | None = None, k: 
 
 def _synthesise(topology: Topology, collective: str, root: int | None, k: int) -> Forest:
     bound = certificate(topology, collective, root).seconds_per_byte
-    routes = Routes(topology)
+    routes = routes_of(topology)
     fabric, passed = _used(topology, routes) if topology.num_ranks <= MOST_RANKS else (topology, {})
     blocks = topology.num_ranks if collective in GATHERING else 1
     best: Forest | None = None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import Routes, routes_of
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -87,7 +87,7 @@ class _Cost(NamedTuple):
     load: Floats
 
 
-def estimate(plan: Outline, topology: Topology, nbytes: float, routes: Routes | None = None) -> Estimate:
+def estimate(plan: Outline, topology: Topology, nbytes: float) -> Estimate:
     """The time of ``plan`` for a call of ``nbytes`` bytes, with links alone (no overhead of software), for its best number of segments.
 
     A round takes its longest latency and as long as its busiest link; a rotation takes the longest way through its messages, each after the
@@ -98,9 +98,10 @@ def estimate(plan: Outline, topology: Topology, nbytes: float, routes: Routes | 
         TooLarge: more messages at once than :data:`MOST_MESSAGES`.
         TopologyError: two ranks without a route.
     """
-    routes = routes if routes is not None else Routes(topology)
+    routes = routes_of(topology)
     bandwidth = np.array([link.bandwidth for link in topology.links])
-    stages = [[_cost(one, topology, routes, bandwidth) for one in stage] for stage in plan.stages]
+    delays = np.array([link.latency for link in topology.links])
+    stages = [[_cost(one, routes, bandwidth, delays) for one in stage] for stage in plan.stages]
     total = np.zeros(len(bandwidth))
     for stage in stages:
         for cost in stage:
@@ -118,14 +119,13 @@ def estimate(plan: Outline, topology: Topology, nbytes: float, routes: Routes | 
     return Estimate(*best, 0.0 if widest is None else float(busy[widest]), widest)
 
 
-def _cost(one: Round, topology: Topology, routes: Routes, bandwidth: Floats) -> _Cost:
+def _cost(one: Round, routes: Routes, bandwidth: Floats, delays: Floats) -> _Cost:
     if len(one.src) > MOST_MESSAGES:
         raise TooLarge(f"{len(one.src)} messages at once; at most {MOST_MESSAGES} are looked at")
     rails = np.broadcast_to(np.asarray(one.rail), one.src.shape).tolist()
     paths = [routes.path(*ends) for ends in zip(one.src.tolist(), one.dst.tolist(), rails, strict=True)]
     lengths = np.fromiter(map(len, paths), np.int64, len(paths))
     flat = np.fromiter((link for path in paths for link in path), np.int64, int(lengths.sum()))
-    delays = np.array([link.latency for link in topology.links])
     owner = np.repeat(np.arange(len(paths)), lengths)
     load = np.bincount(flat, weights=np.broadcast_to(one.share, one.src.shape)[owner], minlength=len(bandwidth))
     rate = np.zeros(len(paths))

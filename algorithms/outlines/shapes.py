@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -46,7 +47,7 @@ def _ring(topology: Topology, channels: int) -> Shape:
     host_size = {rank: len(group) for group in topology.ranks_by_host for rank in group}
     turn = rotation(orders, 1 / (channels * p), 2 * (p - 1))
     rails = [channel - channel % host_size[rank] for channel, order in enumerate(orders) for rank in order]
-    return ((type(turn)(turn.src, turn.dst, turn.share, np.array(rails), turn.steps, turn.following),),), False
+    return ((replace(turn, rail=np.array(rails)),),), False
 
 
 def _hierarchical(topology: Topology, inter: str, channels: int = 1) -> Shape:
@@ -116,13 +117,11 @@ def _tree(topology: Topology) -> Shape:
         units = [rotated(group, tree) for group in groups]
         parents = binary_tree(len(units), second=tree == 1)
         depth = _depths(parents)
-        longest = max(map(len, units))
         for number, (unit, parent) in enumerate(zip(units, parents, strict=True)):
             if parent is not None:
                 levels.setdefault(depth[number] - 1, []).append((unit[0], units[parent][0], tree))
             for at, rank in enumerate(unit[1:]):
                 levels.setdefault(max(depth) + at, []).append((rank, unit[at], tree))
-        assert longest >= 1
     up = []
     for level in sorted(levels, reverse=True):
         src, dst, tree_of = (np.array(column, np.int64) for column in zip(*levels[level], strict=True))

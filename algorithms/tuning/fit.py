@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -21,7 +21,6 @@ from topoccl.algorithms.cost import CostModel, block_bytes
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.tuning.measured import Fitted, with_constants
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,24 +67,17 @@ class Fit:
     after: tuple[float, ...]
 
 
-@dataclass
-class Predictor:
-    """Predicts samples under changing profiles; what does not change is kept."""
+def predicted_seconds(sample: Sample, profile: Profile) -> float:
+    """What the model says of a sample under ``profile``."""
+    model = CostModel(sample.schedule, sample.topology, profile)
+    block = block_bytes(sample.schedule.spec, sample.nbytes)
+    pulled = model.pulled(block) if sample.pulls else None
+    return (model.predict(block, sample.segments) if pulled is None else pulled).seconds
 
-    routes: dict[str, Routes] = field(default_factory=dict)
 
-    def seconds(self, sample: Sample, profile: Profile) -> float:
-        topology = sample.topology
-        if topology.digest not in self.routes:
-            self.routes[topology.digest] = Routes(topology)
-        model = CostModel(sample.schedule, topology, profile, self.routes[topology.digest])
-        block = block_bytes(sample.schedule.spec, sample.nbytes)
-        pulled = model.pulled(block) if sample.pulls else None
-        return (model.predict(block, sample.segments) if pulled is None else pulled).seconds
-
-    def errors(self, samples: Sequence[Sample], profile: Profile) -> tuple[float, ...]:
-        """Predicted over measured, minus 1."""
-        return tuple(self.seconds(sample, profile) / sample.seconds - 1 for sample in samples)
+def relative_errors(samples: Sequence[Sample], profile: Profile) -> tuple[float, ...]:
+    """Predicted over measured, minus 1."""
+    return tuple(predicted_seconds(sample, profile) / sample.seconds - 1 for sample in samples)
 
 
 @dataclass(frozen=True)
@@ -140,13 +132,12 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
     if not samples:
         raise ValueError("nothing was measured; expected at least one sample to fit to")
     free = constants(samples, profile)
-    predictor = Predictor()
     cells: dict[Any, int] = {}
     for sample in samples:
         cells[_cell(sample)] = cells.get(_cell(sample), 0) + 1
     weights = np.array([sample.weight / math.sqrt(cells[_cell(sample)]) for sample in samples])
     measured = np.log([sample.seconds for sample in samples])
-    before = predictor.errors(samples, profile)
+    before = relative_errors(samples, profile)
     if not free:
         return Fit(Fitted((), profile.crowd), profile, before, before)
 
@@ -156,13 +147,13 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
         if enough():
             raise _EnoughError
         candidate = _applied(profile, free, x)
-        off = weights * (np.log([predictor.seconds(sample, candidate) for sample in samples]) - measured)
+        off = weights * (np.log([predicted_seconds(sample, candidate) for sample in samples]) - measured)
         return np.append(off, RELUCTANCE * x)
 
     found = _applied(profile, free, _minimise(residuals, start, lower, upper))
     names = [name for constant in free for name in constant.names]
     fitted = Fitted(tuple(sorted((name, _rounded(_value(found, name))) for name in names)), profile.crowd)
-    return Fit(fitted, with_constants(profile, fitted.constants), before, predictor.errors(samples, found))
+    return Fit(fitted, with_constants(profile, fitted.constants), before, relative_errors(samples, found))
 
 
 def _minimise(residuals: Callable[[Floats], Floats], x: Floats, lower: Floats, upper: Floats) -> Floats:

@@ -15,7 +15,6 @@ from topoccl.collectives.cli import Subparsers
 from topoccl.topology.generators import known_shapes
 from topoccl.topology.graph import Topology
 from topoccl.topology.load import load, require_ranks
-from topoccl.topology.routes import Routes
 from topoccl.topology.units import format_size, format_time, parse_size
 
 COLLECTIVES = ("all_reduce",)
@@ -71,12 +70,11 @@ def _labels(text: str | None) -> list[str]:
 
 def _rows(topology: Topology, nbytes: int, labels: Sequence[str]) -> list[dict[str, Any]]:
     """One row per algorithm, the fastest first; those that cannot be looked at last, with the reason."""
-    routes = Routes(topology)
     rows: list[dict[str, Any]] = []
     for label in labels:
         row: dict[str, Any] = {"algorithm": label, "seconds": None, "segments": None, "busiest_link": None, "why": None}
         try:
-            found = estimate(outline(label, topology), topology, nbytes, routes)
+            found = estimate(outline(label, topology), topology, nbytes)
         except ValueError as error:
             row["why"] = str(error)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from topoccl.algorithms.algorithm import Algorithm, label_of
 from topoccl.algorithms.calibration import Profile
@@ -15,7 +14,7 @@ from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.bounds import lower_bound
 from topoccl.topology.graph import Topology
-from topoccl.topology.routes import Routes
+from topoccl.topology.routes import routes_of
 
 SPREAD = 1.5
 """What is predicted to take more than so many times as long as the best is not measured,"""
@@ -99,7 +98,7 @@ def _predicted(
             continue
         if schedule.digest not in digests:
             digests.add(schedule.digest)
-            models[label_of(algorithm.name, variant)] = CostModel(schedule, topology, profile, _routes(topology))
+            models[label_of(algorithm.name, variant)] = CostModel(schedule, topology, profile, routes_of(topology))
     found: list[Candidate] = []
     best = float("inf")
     for least, label in sorted((model.least(block), label) for label, model in models.items()):
@@ -120,8 +119,3 @@ def _predicted(
         if not candidate.pulls and (pulled := model.pulled(block)) is not None:
             found.append(Candidate(candidate.label, model.schedule, 1, True, pulled.seconds))
     return found
-
-
-@lru_cache(maxsize=4)
-def _routes(topology: Topology) -> Routes:
-    return Routes(topology)

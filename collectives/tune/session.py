@@ -18,7 +18,7 @@ from topoccl.algorithms.calibration import Profile
 from topoccl.algorithms.choice import Choice
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.algorithms.tuning import Measurement, Range, Tuning, fabric_digest
-from topoccl.algorithms.tuning.fit import Fit, Predictor, Sample, fit, pick
+from topoccl.algorithms.tuning.fit import Fit, Sample, fit, pick, relative_errors
 from topoccl.collectives.tune.candidates import Candidate, candidates
 from topoccl.collectives.tune.race import EARLY, race
 from topoccl.collectives.tune.work import Cell, cell_of
@@ -146,8 +146,7 @@ class Session:
         unseen = [t.sample for o in rest for t in o.timed if t.sample is not None]
         found = self._fit("fit to all") if unseen else self._last_fit
         self._measure(self._outcomes, "second look", self._until(1), again=True)
-        predictor = Predictor()
-        errors = (tuple(predictor.errors(unseen, self._given)), tuple(predictor.errors(unseen, seen)))
+        errors = (relative_errors(unseen, self._given), relative_errors(unseen, seen))
         return Tuned(self._tuning(found), tuple(self._outcomes), found, errors, self._bench.clock() - self._began)
 
     _last_fit: Fit | None = None

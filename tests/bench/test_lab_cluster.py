@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from topoccl.bench.virtual import LabUnavailable, state
+from topoccl.bench.virtual import state
 from topoccl.bench.virtual.cluster import Cluster
 from topoccl.topology.load import load
 
@@ -37,13 +37,7 @@ while True:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _possible(tmp_path_factory: pytest.TempPathFactory) -> None:
-    try:
-        with Cluster.create(load("cluster:1x1"), "probe", base=tmp_path_factory.mktemp("probe")):
-            pass
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("virtual_cluster")
 
 
 @pytest.fixture

@@ -9,20 +9,12 @@ from pathlib import Path
 import pytest
 from probe_fabric import rates, structure
 
-from topoccl.bench.virtual import LabUnavailable
-from topoccl.bench.virtual.cluster import Cluster
 from topoccl.topology.load import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _possible(tmp_path_factory: pytest.TempPathFactory) -> None:
-    try:
-        with Cluster.create(load("cluster:1x1"), "probe", base=tmp_path_factory.mktemp("probe")):
-            pass
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("virtual_cluster")
 
 
 def probed(fabric: str, folder: Path, budget: int, *options: str) -> Path:

@@ -10,7 +10,7 @@ from topoccl.algorithms.calibration import Profile, default_profile
 from topoccl.algorithms.choice import Choice
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import dump_tuning, parse_tuning
-from topoccl.algorithms.tuning.fit import Predictor, Sample, spread
+from topoccl.algorithms.tuning.fit import Sample, predicted_seconds, spread
 from topoccl.algorithms.tuning.measured import with_constants
 from topoccl.collectives.tune.candidates import candidates
 from topoccl.collectives.tune.race import CLEAR, EARLY, FAR, MOST, race
@@ -85,7 +85,6 @@ class Simulated:
     def __init__(self, topology: Topology, true: Profile, noise: float = 0.0) -> None:
         self._topology, self._true, self._noise = topology, true, noise
         self._rng = random.Random(5)
-        self._predictor = Predictor()
         self._now = 0.0
         self._seconds: list[float] = []
         self._root: int | None = None
@@ -100,7 +99,7 @@ class Simulated:
 
     def admit(self, choice: Choice) -> tuple[float, int] | None:
         sample = Sample(choice.schedule, self._topology, choice.nbytes, choice.segments, 1.0, choice.pulls)
-        self._seconds.append(self._predictor.seconds(sample, self._true))
+        self._seconds.append(predicted_seconds(sample, self._true))
         self._now += 0.05
         return self.run([(len(self._seconds) - 1, 2)])[0], choice.segments
 
@@ -128,12 +127,11 @@ def test_a_session_finds_the_constants_and_the_fastest() -> None:
     assert spread(found.fit.after) < 0.05 < spread(found.fit.before)
     before, after = found.unseen
     assert spread(after) < 0.1 < spread(before)
-    predictor = Predictor()
     for outcome in found.outcomes:  # nothing that was left out is clearly faster than what was found
         spec = CollectiveSpec(outcome.cell.collective, 4, outcome.cell.root)
         for other in candidates(spec, TOPOLOGY, outcome.nbytes, TRUE):
             sample = Sample(other.schedule, TOPOLOGY, outcome.nbytes, other.segments, 1.0)
-            assert outcome.best.seconds < 1.05 * predictor.seconds(sample, TRUE)
+            assert outcome.best.seconds < 1.05 * predicted_seconds(sample, TRUE)
     text = dump_tuning(found.tuning)
     assert parse_tuning(text) == found.tuning
     assert [(r.collective, r.least, r.most) for r in found.tuning.covered] == [("all_reduce", 4 * K, M), ("broadcast", 4 * K, M)]

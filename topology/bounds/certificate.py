@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -131,9 +131,9 @@ def certificate(topology: Topology, collective: str, root: int | None = None, *,
     seconds, cut = _tried(topology, collective, root)
     searched = False
     if search and collective == "all_reduce":
-        found = _exchange(topology)
-        if found is not None:
-            network, exchange = found
+        network = _of_programme(topology)
+        if network is not None:
+            exchange = best_exchange(network, groups=host_groups(topology, network))
             searched = len(network.ranks) == topology.num_ranks
             exact, proof = 1 / (exchange.rate * network.unit), _cut_of(topology, network, exchange)
             if exact > seconds or (exact == seconds and cut.together and not proof.together):
@@ -176,23 +176,21 @@ def _tried(topology: Topology, collective: str, root: int | None) -> tuple[Fract
     return best.share / sum(Fraction(rates[link]) for link in best.links), best
 
 
-def _exchange(topology: Topology) -> tuple[Network, Exchange] | None:
-    """The programme of all_reduce on the ranks, or on the hosts where that is too much; None when even that is."""
+def _of_programme(topology: Topology) -> Network | None:
+    """The ranks, or the hosts where that is too much for a linear programme; None when even that is."""
     network = network_of(topology)
     if len(network.ranks) * len(network.arcs) > PROGRAMME_WORK:
         network = by_host(topology, network)
         if not 1 < len(network.ranks) * len(network.arcs) <= PROGRAMME_WORK:
             return None
-    return network, best_exchange(network, groups=host_groups(topology, network))
+    return network
 
 
 def _all_to_all(topology: Topology) -> tuple[Fraction, Cut, bool] | None:
-    """(seconds per byte, proof, whether among ranks) of all_to_all, on the hosts where the ranks are too many; None when those are too."""
-    network = network_of(topology)
-    if len(network.ranks) * len(network.arcs) > PROGRAMME_WORK:
-        network = by_host(topology, network)
-        if not 1 < len(network.ranks) * len(network.arcs) <= PROGRAMME_WORK:
-            return None
+    """(seconds per byte, proof, whether among ranks) of all_to_all; None where there are too many ranks and hosts."""
+    network = _of_programme(topology)
+    if network is None:
+        return None
     size = Counter(network.vertex_of_rank)
     demand = {a: {b: size[a] * size[b] for b in network.ranks if a != b} for a in network.ranks}
     blocks, lengths = best_lengths(len(network.names), network.arcs, network.capacity, demand)
@@ -206,13 +204,17 @@ def _all_to_all(topology: Topology) -> tuple[Fraction, Cut, bool] | None:
             ranks = tuple(rank for rank, vertex in enumerate(network.vertex_of_rank) if flags[vertex])
             return seconds, Cut(Fraction(k * (p - k), p), _links(topology, network, into), ranks, True), len(network.ranks) == p
     share = seconds * network.unit * sum(length * c for length, c in zip(lengths, network.capacity, strict=True))
+    return seconds, _weighted(topology, network, {arc: lengths[arc] for arc in used}, share), len(network.ranks) == p
+
+
+def _weighted(topology: Topology, network: Network, weights: Mapping[int, Fraction], share: Fraction) -> Cut:
+    """Arcs that all ranks together must pass, counted by their weights, as links."""
     links: dict[int, Fraction] = {}
-    for arc in used:
-        links |= dict.fromkeys(_links(topology, network, [arc]), lengths[arc])
-    equal = len({lengths[arc] for arc in used}) == 1
+    for arc, weight in weights.items():
+        links |= dict.fromkeys(_links(topology, network, [arc]), weight)
+    equal = len(set(weights.values())) == 1
     together = "all ranks together must pass" if equal else "all ranks together must pass, counting links by their weights,"
-    cut = Cut(share, tuple(links), tuple(range(p)), True, together, () if equal else tuple(links.values()))
-    return seconds, cut, len(network.ranks) == p
+    return Cut(share, tuple(links), tuple(range(topology.num_ranks)), True, together, () if equal else tuple(links.values()))
 
 
 def _reached(network: Network, start: int, closed: Collection[int]) -> list[bool]:
@@ -244,13 +246,7 @@ def _cut_of(topology: Topology, network: Network, exchange: Exchange) -> Cut:
                 if top == 1 and network.into(flags) == used:
                     ranks = tuple(rank for rank, vertex in enumerate(network.vertex_of_rank) if flags[vertex])
                     return Cut(Fraction(1), _links(topology, network, used), ranks, True)
-    links: dict[int, Fraction] = {}
-    for arc, weight in zip(used, weights, strict=True):
-        links |= dict.fromkeys(_links(topology, network, [arc]), weight)
-    everybody = tuple(range(topology.num_ranks))
-    equal = set(weights) == {1}
-    together = "all ranks together must pass" if equal else "all ranks together must pass, counting links by their weights,"
-    return Cut(1 / top, tuple(links), everybody, True, together, () if equal else tuple(links.values()))
+    return _weighted(topology, network, dict(zip(used, weights, strict=True)), 1 / top)
 
 
 def _links(topology: Topology, network: Network, arcs: Iterable[int]) -> tuple[int, ...]:
