@@ -203,6 +203,8 @@ def _dealt(ins: Mapping[int, int], outs: Mapping[int, int], pairs: Set[tuple[int
 
 def _proportional(ins: Mapping[int, int], outs: Mapping[int, int], pairs: Set[tuple[int, int]]) -> Capacities:
     """Whole numbers for ``pairs`` with (nearly) these sums of rows and columns, never more."""
+    if not pairs:  # a switch with one neighbour left: nothing passes through
+        return {}
     tails, heads = list(ins), list(outs)
     if len({*ins.values(), *outs.values()}) == 1 and set(tails) == set(heads) and len(pairs) == len(tails) * (len(tails) - 1):
         return dict.fromkeys(sorted(pairs), next(iter(ins.values())) // (len(tails) - 1))
