@@ -58,8 +58,9 @@ class Communicator:
 
     def __init__(
         self, transport: Transport, topology: Topology, neighbours: Neighbours, config: Config, logger: Logger, selector: Selector,
-        name: str = "world", timeout: float | None = None,
+        name: str = "world", timeout: float | None = None, rails: Sequence[frozenset[str]] = (),
     ) -> None:  # fmt: skip
+        """``rails``: those of the transport, each by its switches; none where it has only one."""
         self.transport = transport
         self.rank = transport.rank
         self.size = transport.size
@@ -78,7 +79,8 @@ class Communicator:
         if self.size > 1:
             self._control = Control(transport, neighbours, self._describe)
             self._runner.watch, self._runner.beside = self._control.check, self._control.beside
-        self._planner = Planner(transport, selector, neighbours, self._announce)
+        self._rails = tuple(rails)
+        self._planner = Planner(transport, selector, neighbours, self._announce, self._rails)
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
@@ -239,7 +241,8 @@ class Communicator:
         neighbours = meet(transport, claims, cpus, limit, share=self.config.shm, attach=self.config.attach, least=self._crowd)
         topology = self.topology.place(members)
         selector = self._planner.selector.for_topology(topology)
-        return Communicator(transport, topology, neighbours, self.config, self.logger, selector, name or f"group {group}", limit)
+        name = name or f"group {group}"
+        return Communicator(transport, topology, neighbours, self.config, self.logger, selector, name, limit, self._rails)
 
     # Looking in
 

@@ -170,6 +170,12 @@ class Config:
         "`eth,ib` (begin so), `=eth0,eth1` (exactly), `^docker,lo` (all but); empty chooses by itself",
         agree=False,
     )
+    rails: str = _option(
+        "auto",
+        _one_of("auto", "0", "1"),
+        "Whether messages between hosts are spread over several NICs per host, with Gloo, where these are on networks of their own.",
+        "`auto` (where it can be done), `0` (one NIC), `1` (where it cannot be done, that is an error)",
+    )
     debug: Level = _option(
         Level.WARN, _level, "How much is said.", "`WARN`, `INFO`, `TRACE`", agree=False, show=lambda value: str(value.name)
     )

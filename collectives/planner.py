@@ -21,6 +21,7 @@ from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.reach import on_huge_pages
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
 from topoccl.collectives.executor.wiring import Wiring
+from topoccl.topology.rails import RailTable
 
 if TYPE_CHECKING:
     from topoccl.algorithms.select import Choice, Selector
@@ -68,13 +69,18 @@ class Planner:
         selector: chooses; only rank 0's is used.
         neighbours: who shares this rank's memory, and how.
         announce: told of each new choice.
+        rails: the transport's, each by its switches; none where it has only one.
     """
 
-    def __init__(self, transport: Transport, selector: Selector, neighbours: Neighbours, announce: Callable[[Choice], None]) -> None:
+    def __init__(
+        self, transport: Transport, selector: Selector, neighbours: Neighbours, announce: Callable[[Choice], None],
+        rails: Sequence[frozenset[str]] = (),
+    ) -> None:  # fmt: skip
         self.transport = transport
         self.selector = selector
         self.announce = announce
         self.site = Site(transport.rank, neighbours.arena, neighbours.member, neighbours.reach)
+        self._rails = RailTable(selector.topology, rails) if rails else None
         self._shared: list[tuple[int, ...]] = []
         if neighbours.arena is not None:
             together: dict[str, list[int]] = {}
@@ -202,7 +208,7 @@ class Planner:
     def _wire(self, schedule: Schedule) -> list[Wiring]:
         found = self._wirings.get(schedule.digest)
         if found is None:
-            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks) for ranks in (*self._shared, ())]
+            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks, self._rails) for ranks in (*self._shared, ())]
         return found
 
     def _kernel(self, op: str | None, dtype: DType) -> Fold:

@@ -25,6 +25,7 @@ from topoccl.collectives.forests import keep_forests
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.opening import open_job
+from topoccl.collectives.rails import over_rails
 from topoccl.collectives.transports.mpi_process import leave_without_others  # imported here: its exit comes after this module's
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
@@ -60,7 +61,7 @@ def init(**options: Any) -> Communicator:
 
 
 def connect(transport: Transport, config: Config, name: str = "world", timeout: float | None = None) -> Communicator:
-    """A communicator over an open transport; every rank of it calls this. Errors of one rank are raised on all.
+    """A communicator over an open transport, or over rails in its place; every rank of it calls this. Errors of one rank are raised on all.
 
     ``timeout`` in seconds, for the set-up and for each call, beats the configuration's and need not be equal on all ranks.
 
@@ -78,6 +79,7 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.attach and neighbours.arena is not None and neighbours.reach is None:
         logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)
+    transport, rails = over_rails(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name).on_hosts(neighbours.crowd, attach=neighbours.reach is not None)
     tuning = seen.tuning
@@ -95,7 +97,7 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     logger.info(
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )
-    return Communicator(transport, topology, neighbours, config, logger, selector, name, limit)
+    return Communicator(transport, topology, neighbours, config, logger, selector, name, limit, rails)
 
 
 @dataclass(frozen=True)

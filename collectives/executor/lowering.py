@@ -221,7 +221,7 @@ class Lowering:
                     # Also where earlier sends still read dst: two ranks that waited for these before they receive could block each other.
                     ref, _ = self._temp(lane, f"receive{off}", elems)
                 assert isinstance(ref, tuple)
-                receives.append(NetMessage(off, channel, *ref))
+                receives.append(NetMessage(off, channel, *ref, self.wiring.rail(off, self.site.rank, channel)))
                 operands.append([ref])
         published_at = self._publish(step, segment, elems)
         slot = None
@@ -264,7 +264,8 @@ class Lowering:
                     value = [packed]
                 source = value[0]
                 assert isinstance(source, tuple)
-                item.sends = tuple(NetMessage(peer, channel, *source) for peer in remote)
+                rails = [self.wiring.rail(self.site.rank, peer, channel) for peer in remote]
+                item.sends = tuple(NetMessage(peer, channel, *source, rail) for peer, rail in zip(remote, rails, strict=True))
         item.guards = tuple(guards)
         item.signals = tuple(signals)
         item.receives = tuple(receives)

@@ -18,13 +18,14 @@ Mark = tuple[int, int]  # (index of a counter in the arena, messages counted wit
 
 @dataclass(frozen=True, slots=True)
 class NetMessage:
-    """A message over the transport: peer, tag, and the elements ``lo:hi`` of buffer ``buf`` (see actions.Ref)."""
+    """A message over a rail of the transport: peer, tag, and the elements ``lo:hi`` of buffer ``buf`` (see actions.Ref)."""
 
     peer: int
     tag: int
     buf: int
     lo: int
     hi: int
+    rail: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -219,7 +219,7 @@ class _LaneRun:
     def _start(self, message: NetMessage, *, send: bool) -> Request:
         data: np.ndarray = self.bufs[message.buf][message.lo : message.hi].view("u1")
         begin = self.transport.isend if send else self.transport.irecv
-        request = begin(message.peer, message.tag, data)
+        request = begin(message.peer, message.tag, data, message.rail)
         if not request.done:
             self.open.append(request)
         return request

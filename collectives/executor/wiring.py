@@ -1,4 +1,5 @@
-"""How the messages of a schedule travel inside a host: rings of slots in the arena of the ranks that share memory.
+"""How the messages of a schedule travel: inside a host through rings of slots in the arena of the ranks that share memory, between hosts
+over the rails of the transport.
 
 Every sending lane has one ring for each distinct set of local targets. A message is written once into the next slot of its
 ring and announced by the ring's *published* counter; each reader announces in its own *taken* counter that the slot may be
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.executor.geometry import Geometry
+from topoccl.topology.rails import RailTable
 
 _LINE = 64
 
@@ -31,12 +34,13 @@ class Ring:
 
 
 class Wiring:
-    """What lowering needs of a schedule that does not depend on sizes: its rings among the ranks ``local`` that share memory, and
-    orders of its steps."""
+    """What lowering needs of a schedule that does not depend on sizes: its rings among the ranks ``local`` that share memory, orders of
+    its steps, and the rails of its messages, of which ``rails`` knows what number the transport gives them (None: it has only one)."""
 
-    def __init__(self, schedule: Schedule, local: Sequence[int]) -> None:
+    def __init__(self, schedule: Schedule, local: Sequence[int], rails: RailTable | None = None) -> None:
         self.schedule = schedule
         self.local = frozenset(local)
+        self._rails = rails
         self._sequences: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._hazards: dict[tuple[int, bool], Hazards] = {}
         self.rings: dict[int, list[Ring]] = {rank: [] for rank in local}
@@ -73,6 +77,22 @@ class Wiring:
                             at = taken.get((peer, channel), 0)
                             taken[peer, channel] = at + 1
                             self._received[index, peer] = streams[peer, rank, channel][at]
+
+    def rail(self, src: int, dst: int, channel: int) -> int:
+        """The transport's number of the rail that the messages of a stream take: what the lane of the sender says, on its routes."""
+        return 0 if self._rails is None else self._rails.number(src, dst, self._lane_rails.get((src, dst, channel), 0))
+
+    @cached_property
+    def _lane_rails(self) -> dict[tuple[int, int, int], int]:
+        """The rail of each stream (source, destination, channel), all sends of which are in one lane; those on rail 0 are left out."""
+        schedule = self.schedule
+        railed = np.flatnonzero(schedule.lane_rail)
+        found: dict[tuple[int, int, int], int] = {}
+        for lane in railed.tolist():
+            targets = schedule.targets[schedule.target_ptr[schedule.lane_ptr[lane]] : schedule.target_ptr[schedule.lane_ptr[lane + 1]]]
+            src, channel, rail = int(schedule.lane_rank[lane]), int(schedule.lane_channel[lane]), int(schedule.lane_rail[lane])
+            found.update(((src, dst, channel), rail) for dst in np.unique(targets).tolist())
+        return found
 
     def sequence(self, rank: int, segments: int) -> list[tuple[int, int]]:
         """(segment, step) of all of a rank's steps, in an order in which every rank can run its own one after the other."""

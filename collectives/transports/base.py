@@ -70,6 +70,9 @@ class Transport(ABC):
     receives may be open at once, and the bytes handed over stay the caller's until the request is done. Messages longer than what
     the medium takes well at once are cut into pieces inside. All methods may be called from several threads.
 
+    A host may have several NICs, on networks of their own: ``rails`` ways to every peer, of which a send and its receive must name the
+    same. Messages that name none take rail 0; those of different rails are independent of each other.
+
     Wrong arguments raise; what goes wrong with a peer becomes the ``error`` (a :class:`TransportError`) of the requests it befalls.
     A transport never runs a collective of its medium.
     """
@@ -78,17 +81,18 @@ class Transport(ABC):
     rank: int
     size: int
     max_group: int  # the largest number that a sub-group can have
+    rails: int
     counters: dict[int, PeerCounters]  # by peer, in the ranks of this transport
 
     def __str__(self) -> str:
         return f"{self.name} rank {self.rank} of {self.size}"
 
     @abstractmethod
-    def isend(self, peer: int, tag: int, data: Bytes) -> Request:
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
         """Begins to send ``data``; ``0 <= tag < 2**16``."""
 
     @abstractmethod
-    def irecv(self, peer: int, tag: int, data: Bytes) -> Request:
+    def irecv(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
         """Begins to receive exactly ``len(data)`` bytes. ``peer`` -1 takes the next message with this tag from any rank."""
 
     @abstractmethod
@@ -137,9 +141,9 @@ class Message(Request):
     """A request together with what a medium needs to carry it. ``peer`` and ``tag`` are those of the medium (a receive's peer may
     be :data:`ANY_SOURCE`)."""
 
-    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "tag")
+    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "rail", "tag")
 
-    def __init__(self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes) -> None:
+    def __init__(self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0) -> None:
         self.done = False
         self.error = None
         self.endpoint = endpoint
@@ -147,12 +151,14 @@ class Message(Request):
         self.peer = peer
         self.tag = tag
         self.data = data
+        self.rail = rail
         self.nbytes = len(data)
 
     def __str__(self) -> str:
         who = "any rank" if self.peer == ANY_SOURCE else f"rank {self.endpoint.local(self.peer)}"
         verb = "send to" if self.is_send else "receive from"
-        return f"{verb} {who} (tag {self.tag & ((1 << TAG_BITS) - 1)}, {self.nbytes} bytes)"
+        way = f", rail {self.rail}" if self.rail else ""
+        return f"{verb} {who} (tag {self.tag & ((1 << TAG_BITS) - 1)}, {self.nbytes} bytes{way})"
 
     def finish(self, error: BaseException | None = None, source: int = ANY_SOURCE) -> None:
         """Ends the message, once; ``source`` is the medium's rank of the sender."""
@@ -166,6 +172,7 @@ class Medium(ABC):
     rank: int
     size: int
     max_group: int
+    rails: int = 1
 
     @abstractmethod
     def begin(self, message: Message) -> None:
@@ -198,6 +205,7 @@ class Endpoint(Transport):
         self.rank = self._local[medium.rank]
         self.size = len(self._ranks)
         self.max_group = medium.max_group
+        self.rails = medium.rails
         self.counters = {peer: PeerCounters() for peer in range(self.size)}
         self._open: set[Message] = set()
         self._lock = Lock()
@@ -210,26 +218,28 @@ class Endpoint(Transport):
         """The rank in this group of a rank of the medium."""
         return self._local[world]
 
-    def isend(self, peer: int, tag: int, data: Bytes) -> Request:
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
         if not 0 <= peer < self.size:
             raise ValueError(f"{self}: cannot send to rank {peer}; known ranks are 0 to {self.size - 1}")
-        return self._begin(True, self._ranks[peer], tag, data)
+        return self._begin(True, self._ranks[peer], tag, data, rail)
 
-    def irecv(self, peer: int, tag: int, data: Bytes) -> Request:
+    def irecv(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
         if not -1 <= peer < self.size:
             raise ValueError(f"{self}: cannot receive from rank {peer}; known ranks are 0 to {self.size - 1}, and -1 for any")
-        return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data)
+        return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data, rail)
 
-    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes) -> Request:
+    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int) -> Request:
         if not 0 <= tag < 1 << TAG_BITS:
             raise ValueError(f"{self}: tag {tag} is not in 0 to {(1 << TAG_BITS) - 1}")
+        if not 0 <= rail < self.rails:
+            raise ValueError(f"{self}: rail {rail} is not in 0 to {self.rails - 1}")
         if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise ValueError(f"{self}: a message is a contiguous one-dimensional array of uint8, not {data.dtype} of shape {data.shape}")
         if not is_send and not data.flags.writeable:
             raise ValueError(f"{self}: cannot receive into a read-only array of {len(data)} bytes")
         if _process[0] != self._pid:
             raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {_process[0]}")
-        message = Message(self, is_send, world, self._base | tag, data)
+        message = Message(self, is_send, world, self._base | tag, data, rail)
         message.source = self.rank if is_send else self._local.get(world, ANY_SOURCE)
         with self._lock:
             if self._closed:

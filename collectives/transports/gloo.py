@@ -46,7 +46,7 @@ from topoccl.collectives.transports.base import (
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
 from topoccl.collectives.transports.tag_gate import TagGate
 from topoccl.collectives.transports.waiters import Waiters
-from topoccl.collectives.transports.waiting import Patience
+from topoccl.collectives.transports.waiting import Arrivals
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def gloo_transport(store: Store, rank: int, size: int, timeout: float, address: 
     ``timeout`` (s) bounds the set-up and, roughly, the wait for any message. ``address`` is the local IP address that the peers
     can reach.
     """
-    return Endpoint(_GlooMedium(import_torch_distributed(), store, rank, size, timeout, address))
+    return Endpoint(GlooMedium(store, rank, size, timeout, address))
 
 
 class _Transfer:
@@ -141,7 +141,7 @@ def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
     return found
 
 
-_groups: weakref.WeakKeyDictionary[_GlooMedium, tuple[Any, Store]] = weakref.WeakKeyDictionary()
+_groups: weakref.WeakKeyDictionary[GlooMedium, tuple[Any, Store]] = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:
@@ -154,13 +154,15 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _GlooMedium(Medium):
-    """All state is under ``_lock``, so that Gloo is given messages in the order in which they are begun."""
+class GlooMedium(Medium):
+    """All state is under ``_lock``, so that Gloo is given messages in the order in which they are begun. Arguments as for
+    :func:`gloo_transport`; media that are waited for together share their ``arrivals``."""
 
     name = "gloo"
     max_group = _MAX_GROUP
 
-    def __init__(self, dist: Any, store: Store, rank: int, size: int, timeout: float, address: str) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, address: str, arrivals: Arrivals | None = None) -> None:
+        dist = import_torch_distributed()
         import torch
 
         self.rank = rank
@@ -169,14 +171,12 @@ class _GlooMedium(Medium):
         self._profiler: Any = torch._C._autograd
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._arrival = threading.Condition()
-        self._sleepers = 0
+        self._arrivals = Arrivals() if arrivals is None else arrivals
         self._gate = TagGate(SMALL)
         self._self = Mailbox()
         self._polled: list[_Part] = []  # frames to be received
         self._buffers: list[_Buffer] = []  # for them
         self._spoilt: set[tuple[int, int]] = set()  # peers and tags of which receives may be open that nobody wants any more
-        self._patience = Patience()  # for these
         self._unconfirmed: dict[int, list[tuple[Work, Bytes]]] = {}  # frames sent, by peer
         self._copied: dict[int, int] = {}  # bytes of these by peer, also of those that a thread is waiting for
         self._waiters = Waiters("topoccl-gloo")
@@ -275,12 +275,10 @@ class _GlooMedium(Medium):
             part.work = self._group.recv([buffer.tensor], message.peer, message.tag)
         transfer.left = 1
         self._polled.append(part)
-        self._patience.renew()
+        self._arrivals.patience.renew()
         if message.nbytes > SMALL and message.peer != ANY_SOURCE:
             self._receive_pieces(transfer, message.peer)
-        if self._sleepers:
-            with self._arrival:
-                self._arrival.notify_all()
+        self._arrivals.tell()
 
     def _receive_pieces(self, transfer: _Transfer, peer: int) -> None:
         parts = self._send_or_receive_pieces(transfer, peer)
@@ -349,9 +347,7 @@ class _GlooMedium(Medium):
 
     def _finish(self, message: Message, error: BaseException | None, source: int) -> None:
         message.finish(error, source)
-        if self._sleepers:
-            with self._arrival:
-                self._arrival.notify_all()
+        self._arrivals.tell()
 
     def _error(self, message: Message, exc: BaseException) -> TransportError:
         text = _reason(exc)
@@ -361,9 +357,17 @@ class _GlooMedium(Medium):
             text = f"the connection was closed: the peer has died or has closed its transport ({text})"
         return TransportError(f"{message.endpoint}: {message} failed: {text}")
 
-    def _poll(self, requests: Sequence[Request]) -> bool:
+    @property
+    def polls(self) -> bool:
+        """Whether something can only be had by :meth:`poll`."""
+        return bool(self._polled)
+
+    def poll(self, requests: Sequence[Request]) -> bool:
         """Looks once at the frames to be received; whether one was complete. Of the others, those that ``requests`` wait for for long
         are given to threads; the rest may stay open for ever, as a wait must not."""
+        if not self._polled:
+            return False
+        patience = self._arrivals.patience
         with self._lock:
             polled = self._polled
             ready = [part for part in polled if part.buffer.view[part.flag]]  # type: ignore[union-attr]
@@ -371,10 +375,10 @@ class _GlooMedium(Medium):
                 # Not by their flags again: more may have changed by now.
                 gone = set(ready)
                 self._polled = [part for part in polled if part not in gone] if len(ready) < len(polled) else []
-                self._patience.renew()
+                patience.renew()
                 for part in ready:
                     self._complete(part, *_outcome(part))
-            elif requests and polled and (idle := time.monotonic() - self._patience.since) > _POLL_SECONDS:
+            elif requests and polled and (idle := time.monotonic() - patience.since) > _POLL_SECONDS:
                 late = [part for part in polled if part.transfer.message in requests]
                 if idle < _CONTROL_SECONDS:
                     late = [part for part in late if part.transfer.message.tag & OWN_BITS != CONTROL_TAG]
@@ -385,37 +389,13 @@ class _GlooMedium(Medium):
             return bool(ready)
 
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        def sleep(seconds: float) -> None:
-            with self._arrival:
-                self._sleepers += 1
-                if not any(request.done for request in requests):
-                    self._arrival.wait(seconds)
-                self._sleepers -= 1
-
-        deadline = None
-        while True:
-            arrived = bool(self._polled) and self._poll(requests)
-            for request in requests:
-                if request.done:
-                    return
-            if not requests or timeout <= 0:
-                return
-            now = time.monotonic()
-            if deadline is None:
-                deadline = now + timeout
-            elif now >= deadline:
-                return
-            if not self._polled:
-                sleep(deadline - now)
-            elif not arrived:
-                self._patience.rest(deadline - now, sleep)
+        self._arrivals.wait([self], requests, timeout)
 
     def abandon(self, messages: Sequence[Message]) -> None:
         # Gloo cannot take back what it was given: works and waiters keep those bytes alive.
         for message in messages:
             self._self.discard(message)
-        with self._arrival:
-            self._arrival.notify_all()
+        self._arrivals.tell()
 
     def close(self) -> None:
         with self._lock:
