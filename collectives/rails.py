@@ -37,7 +37,7 @@ def over_rails(
     if config.rails == "0" or len(topology.ranks_by_host) < 2 or (len(rails) < 2 and not insists):
         return transport, ()
     try:
-        addresses = _addresses(transport, topology, rails, facts, config)
+        addresses = rail_addresses(transport.name, topology, rails, facts, config)
         exchange_or_raise(transport, _unroutable(transport.rank, topology, rails, addresses), timeout)
     except TopocclError as problem:
         if insists:
@@ -58,19 +58,19 @@ def over_rails(
     return wide, tuple(rail.switches for rail in rails)
 
 
-def _addresses(
-    transport: Transport, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], config: Config
+def rail_addresses(
+    transport: str, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], config: Config
 ) -> list[list[str]]:
-    """The address of each rank on each rail; equal on all ranks.
+    """The address of each rank on each rail; equal on all ranks. ``transport`` is the name of what would be left.
 
     Raises:
         ConfigError: what is in the way.
     """
     if len(rails) < 2:
         raise ConfigError(f"topology {topology.name!r} has {len(rails)} networks that reach all hosts over NICs; rails need two")
-    if transport.name == "memory" or config.transport == "mpi":
-        raise ConfigError(f"transport {transport.name} has one way between ranks; {variable_of('transport')}=gloo or auto has rails")
-    if config.rails != "1" and transport.name == "mpi":
+    if transport == "memory" or config.transport == "mpi":
+        raise ConfigError(f"transport {transport} has one way between ranks; {variable_of('transport')}=gloo or auto has rails")
+    if config.rails != "1" and transport == "mpi":
         fast = [f"{nic.name} of rank {rank}" for rank, seen in enumerate(facts) for nic in seen.nics if nic.rdma]
         if fast:
             raise ConfigError(f"MPI may reach more than Gloo by the RDMA of {fast[0]}")

@@ -1,4 +1,4 @@
-"""A process that is one rank of a gloo transport, for tests: ``gloo_rank.py RANK SIZE PORT TIMEOUT``.
+"""A process that is one rank of a gloo transport, for tests: ``gloo_rank.py RANK SIZE PORT TIMEOUT ADDRESS...``, an address per rail.
 
 Reads names of checks, or of the commands below, from standard input, one a line, and answers each with a line: ``ok`` or the error.
 """
@@ -20,6 +20,7 @@ from transport_contract import CHECKS
 from topoccl.collectives.errors import TransportError
 from topoccl.collectives.transports.base import Transport
 from topoccl.collectives.transports.gloo import gloo_transport
+from topoccl.collectives.transports.rails import rails_transport
 
 
 def die(t: Transport) -> None:
@@ -136,7 +137,11 @@ COMMANDS = {
 def main() -> None:
     rank, size, port, timeout = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
-    transport = gloo_transport(dist.PrefixStore("gloo", store), rank, size, timeout, "127.0.0.1")
+    own, addresses = dist.PrefixStore("gloo", store), sys.argv[5:]
+    if len(addresses) == 1:
+        transport = gloo_transport(own, rank, size, timeout, addresses[0])
+    else:
+        transport = rails_transport(own, rank, size, timeout, addresses)
     for line in sys.stdin:
         try:
             COMMANDS[line.strip()](transport)

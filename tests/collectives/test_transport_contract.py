@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,14 @@ def test_memory_sees_a_wrong_length() -> None:
 class GlooRanks:
     """Processes of gloo_rank.py."""
 
-    def __init__(self, size: int, timeout: float = 60.0) -> None:
+    def __init__(self, size: int, timeout: float = 60.0, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
         import torch.distributed as dist
 
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "gloo_rank.py"), str(rank), str(size), str(self.store.port), str(timeout)],
+                [sys.executable, str(HERE / "gloo_rank.py"), str(rank), str(size), str(self.store.port), str(timeout), *addresses],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -139,6 +139,24 @@ def gloo_ranks() -> Iterator[GlooRanks]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_gloo(check: str, gloo_ranks: GlooRanks) -> None:
     gloo_ranks.do(check)
+
+
+@pytest.fixture(scope="module")
+def gloo_rails() -> Iterator[GlooRanks]:
+    pytest.importorskip("torch")
+    ranks = GlooRanks(3, addresses=("127.0.0.1", "127.0.0.2"))
+    yield ranks
+    ranks.do("last_words")
+    assert ranks.end() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["rails_are_independent", "any_source_among_named", "overlapping_subgroups_in_two_threads", "one_done_among_many_is_enough",
+     "closing_a_subgroup_fails_what_is_open"],
+)  # fmt: skip
+def test_gloo_over_rails(check: str, gloo_rails: GlooRanks) -> None:
+    gloo_rails.do(check)
 
 
 def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:

@@ -74,6 +74,28 @@ def check_tags_are_independent(t: Transport) -> None:
     assert np.array_equal(first, noise(100_000, 1, left))
 
 
+def check_rails_are_independent(t: Transport) -> None:
+    """Messages with one tag on different rails are ordered for themselves, and what fills one rail does not hold up another."""
+    left, right = ring(t)
+    last = t.rails - 1
+    with pytest.raises(ValueError, match=rf"rail {t.rails} is not in 0 to {last}"):
+        t.isend(right, 1, empty(1), t.rails)
+    group = t.subgroup(range(t.size), 9)
+    jobs = [(rail, size) for rail in range(t.rails) for size in (300_000, 5, 0, 140_000)]
+    sends = [group.isend(right, 1, noise(size, rail, t.rank), rail) for rail, size in jobs]
+    for rail, size in sorted(jobs, key=lambda job: -job[0]):  # the rails the other way round
+        got = empty(size)
+        group.wait([group.irecv(left, 1, got, rail)], SECONDS)
+        assert np.array_equal(got, noise(size, rail, left)), (rail, size)
+    group.wait(sends, SECONDS)
+    total = sum(size for _, size in jobs)
+    assert group.counters[left].received_bytes == group.counters[right].sent_bytes == total
+    late = group.irecv(left, 2, empty(9), last)
+    group.close()
+    with pytest.raises(TransportError, match=f"rail {last}" if last else "still open"):
+        group.wait([late], SECONDS)
+
+
 def check_peers_are_independent(t: Transport) -> None:
     """A receive from a peer that is late does not hold up the news of one from another."""
     if t.rank == 0:
