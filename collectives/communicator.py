@@ -19,7 +19,7 @@ from topoccl.collectives.control.control import Control
 from topoccl.collectives.control.fingerprint import Fingerprint, call_text, fingerprint
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
-from topoccl.collectives.executor.dtypes import Array, DType, elements, flat
+from topoccl.collectives.executor.dtypes import Array, DType, elements
 from topoccl.collectives.executor.pool import empty, pool
 from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
@@ -28,7 +28,8 @@ from topoccl.collectives.hosts import Neighbours, meet
 from topoccl.collectives.logging import Level, Subsystem
 from topoccl.collectives.messages import Message, begin_recv, begin_send
 from topoccl.collectives.pending import Pending, Worker
-from topoccl.collectives.planner import PLANS, Plan, Planner
+from topoccl.collectives.planner import Plan, Planner
+from topoccl.collectives.repeats import Known, Repeats
 
 if TYPE_CHECKING:
     from topoccl.collectives.config import Config
@@ -84,10 +85,12 @@ class Communicator:
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
-        self._undrained: list[list[tuple[int, int]]] = [[], []]
+        self._undrained: list[tuple[Program, int] | None] = [None, None]  # the last run of either parity, and what its counters began at
         self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
+        self._uncounted: list[Program] = []  # have been run since their traffic was added to that
         self._last: Plan | None = None
-        self._known: dict[tuple[str, Any, int], tuple[Plan, DType]] = {}  # of all_reduce in place: by reduction, type and elements
+        self._repeats = Repeats()
+        self._checked = self.timeout  # the last timeout of a call
         self._broken: BaseException | None = None
         self._recent: list[Fingerprint | None] = [None] * _RECENT
         self._closed = False
@@ -106,72 +109,87 @@ class Communicator:
         timeout: float | None = None,
     ) -> Pending | None:
         """Every rank gets the reduction of all ``src`` in ``dst`` (in place without one); all ranks bitwise the same."""
-        if dst is None and factor is None and not async_op and self._repeat(src, op, timeout):
+        target = src if dst is None else dst
+        if factor is None and not async_op and self._repeat("all_reduce", None, op, src, target, timeout):
             return None
-        bound = bind("all_reduce", src, src if dst is None else dst)
+        bound = bind("all_reduce", src, target)
         expect("all_reduce", "output", bound.out.size, bound.inp.size, "as many as the input")
-        pending = self._reducing("all_reduce", None, bound, bound.inp.size, op, factor, async_op, timeout)
-        if pending is None and dst is None and bound.in_place and factor is None:
-            self._remember(op, src, bound)
-        return pending
+        return self._reducing("all_reduce", None, bound, bound.inp.size, op, factor, async_op, timeout, (src, target))
 
     def reduce_scatter(
         self, src: Any, dst: Any, op: str = "sum", *, factor: float | None = None, async_op: bool = False, timeout: float | None = None
     ) -> Pending | None:
         """Rank r gets block r of the reduction: ``src`` has ``size`` blocks as large as ``dst``."""
+        if factor is None and not async_op and self._repeat("reduce_scatter", None, op, src, dst, timeout):
+            return None
         bound = bind("reduce_scatter", src, dst, -self.rank * elements(dst))
         expect("reduce_scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
-        return self._reducing("reduce_scatter", None, bound, bound.out.size, op, factor, async_op, timeout)
+        return self._reducing("reduce_scatter", None, bound, bound.out.size, op, factor, async_op, timeout, (src, dst))
 
     def reduce(
         self, src: Any, dst: Any = None, root: int = 0, op: str = "sum", *, factor: float | None = None, async_op: bool = False,
         timeout: float | None = None,
     ) -> Pending | None:  # fmt: skip
         """``root`` gets the reduction of all ``src`` in ``dst`` (in place without one); other ranks' ``dst`` is not looked at."""
-        check_root("reduce", root, self.size)
         target = (src if dst is None else dst) if self.rank == root else None
+        if factor is None and not async_op and self._repeat("reduce", root, op, src, target, timeout):
+            return None
+        check_root("reduce", root, self.size)
         bound = bind("reduce", src, target)
         if target is not None:
             expect("reduce", "output", bound.out.size, bound.inp.size, "as many as the input")
-        return self._reducing("reduce", root, bound, bound.inp.size, op, factor, async_op, timeout)
+        return self._reducing("reduce", root, bound, bound.inp.size, op, factor, async_op, timeout, (src, target))
 
     def all_gather(self, src: Any, dst: Any, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Every rank gets all ``src`` one after the other in ``dst``."""
+        if not async_op and self._repeat("all_gather", None, None, src, dst, timeout):
+            return None
         bound = bind("all_gather", src, dst, self.rank * elements(src))
         expect("all_gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
-        return self._moving("all_gather", None, bound, bound.inp.size, async_op, timeout)
+        return self._moving("all_gather", None, bound, bound.inp.size, async_op, timeout, (src, dst))
 
     def broadcast(self, buf: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Every rank gets what ``root`` has in ``buf``."""
+        src = buf if self.rank == root else None
+        if not async_op and self._repeat("broadcast", root, None, src, buf, timeout):
+            return None
         check_root("broadcast", root, self.size)
-        bound = bind("broadcast", buf if self.rank == root else None, buf, writes=self.rank != root)
-        return self._moving("broadcast", root, bound, bound.out.size, async_op, timeout)
+        bound = bind("broadcast", src, buf, writes=self.rank != root)
+        return self._moving("broadcast", root, bound, bound.out.size, async_op, timeout, (src, buf))
 
     def gather(self, src: Any, dst: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """``root`` gets all ``src`` one after the other in ``dst``."""
+        target = dst if self.rank == root else None
+        if not async_op and self._repeat("gather", root, None, src, target, timeout):
+            return None
         check_root("gather", root, self.size)
         if self.rank == root and dst is None:
             raise ConfigError(f"gather: rank {root} is the root and needs an output")
-        bound = bind("gather", src, dst if self.rank == root else None, self.rank * elements(src))
+        bound = bind("gather", src, target, self.rank * elements(src))
         if self.rank == root:
             expect("gather", "output", bound.out.size, bound.inp.size * self.size, f"{self.size} ranks x {bound.inp.size}")
-        return self._moving("gather", root, bound, bound.inp.size, async_op, timeout)
+        return self._moving("gather", root, bound, bound.inp.size, async_op, timeout, (src, target))
 
     def scatter(self, src: Any, dst: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Rank r gets block r of what ``root`` has in ``src``; other ranks' ``src`` is not looked at."""
+        source = src if self.rank == root else None
+        if not async_op and self._repeat("scatter", root, None, source, dst, timeout):
+            return None
         check_root("scatter", root, self.size)
         if self.rank == root and src is None:
             raise ConfigError(f"scatter: rank {root} is the root and needs an input")
-        bound = bind("scatter", src if self.rank == root else None, dst, -self.rank * elements(dst))
+        bound = bind("scatter", source, dst, -self.rank * elements(dst))
         if self.rank == root:
             expect("scatter", "input", bound.inp.size, bound.out.size * self.size, f"{self.size} ranks x {bound.out.size}")
-        return self._moving("scatter", root, bound, bound.out.size, async_op, timeout)
+        return self._moving("scatter", root, bound, bound.out.size, async_op, timeout, (source, dst))
 
     def all_to_all(
         self, src: Any, dst: Any, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None, *,
         async_op: bool = False, timeout: float | None = None,
     ) -> Pending | None:  # fmt: skip
         """Rank r gets block r of every rank's ``src``. With counts (elements, on all ranks or on none) blocks differ in size."""
+        if send_counts is None and recv_counts is None and not async_op and self._repeat("all_to_all", None, None, src, dst, timeout):
+            return None
         bound = bind("all_to_all", src, dst)
         if bound.in_place:
             bound.inp, bound.in_place = bound.inp.copy(), False
@@ -185,12 +203,12 @@ class Communicator:
         expect("all_to_all", "output", bound.out.size, bound.inp.size, "as many as the input")
         if bound.inp.size % self.size:
             raise ConfigError(f"all_to_all: {bound.inp.size} elements cannot be divided among {self.size} ranks; give counts")
-        return self._moving("all_to_all", None, bound, bound.inp.size // self.size, async_op, timeout)
+        return self._moving("all_to_all", None, bound, bound.inp.size // self.size, async_op, timeout, (src, dst))
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Pending | None:
         """Returns when all ranks have come."""
         empty: Array = np.empty(0, np.uint8)
-        return self._moving("barrier", None, bind("barrier", empty, empty), 0, async_op, timeout)
+        return self._moving("barrier", None, bind("barrier", empty, empty), 0, async_op, timeout, (empty, empty))
 
     # Point to point
 
@@ -268,6 +286,7 @@ class Communicator:
     @planner.setter
     def planner(self, planner: Planner) -> None:
         self._planner = planner
+        self._repeats.clear()
 
     @property
     def broken(self) -> BaseException | None:
@@ -285,6 +304,7 @@ class Communicator:
         group's ``arena`` for messages, of which only what was used takes memory; the process's ``pool`` of blocks for scratch and for
         :func:`topoccl.empty`: in use now, at most, and kept.
         """
+        self._count_traffic()
         arena = 0 if self._closed or self._arena is None else self._arena.nbytes
         return {
             "calls": self._calls,
@@ -323,7 +343,9 @@ class Communicator:
         self.transport.close()
         # The shared memory and its descriptor go with the last reference to them, not when the garbage is collected.
         self._runner.forget()
-        self._known.clear()
+        self._repeats.clear()
+        self._count_traffic()
+        self._undrained = [None, None]
         del self._planner, self._arena
         if self._last is not None:
             self._last = Plan(self._last.agreed, self._last.segments, self._last.fingerprint, _no_program)
@@ -334,8 +356,11 @@ class Communicator:
         """The timeout of a call that was given ``timeout``."""
         if timeout is None:
             return self.timeout
+        if timeout == self._checked:
+            return timeout
         try:
-            return check_timeout(timeout)
+            self._checked = found = check_timeout(timeout)
+            return found
         except ValueError as error:
             raise ConfigError(f"timeout={timeout!r}: {error}") from None
 
@@ -344,14 +369,20 @@ class Communicator:
             raise TopocclError(f"group {self.name} is closed")
         return self._worker.submit(call) if async_op else self._worker.run(call)
 
-    def _moving(self, what: str, root: int | None, bound: Bound, block: int, async_op: bool, timeout: float | None) -> Pending | None:
+    def _moving(
+        self, what: str, root: int | None, bound: Bound, block: int, async_op: bool, timeout: float | None, given: tuple[Any, Any]
+    ) -> Pending | None:  # fmt: skip
         limit = self._limit(timeout)
-        return self._start(lambda: self._call(what, root, bound, block, None, limit), async_op)
+        pending = self._start(lambda: self._call(what, root, bound, block, None, limit), async_op)
+        if pending is None:
+            self._remember(what, root, None, None, bound, block, given)
+        return pending
 
     def _reducing(
-        self, what: str, root: int | None, bound: Bound, block: int, op: str, factor: float | None, async_op: bool, timeout: float | None
-    ) -> Pending | None:
-        op = reduction.canonical_op(op)
+        self, what: str, root: int | None, bound: Bound, block: int, op: str, factor: float | None, async_op: bool, timeout: float | None,
+        given: tuple[Any, Any],
+    ) -> Pending | None:  # fmt: skip
+        said, op = op, reduction.canonical_op(op)
         reduction.check_op(op, bound.dtype)
         if (op == "premul_sum") != (factor is not None):
             raise ConfigError(f"{what}: reduction {op} {'needs' if op == 'premul_sum' else 'takes no'} factor")
@@ -365,41 +396,46 @@ class Communicator:
                 reduction.divide(bound.out, bound.dtype, self.size)
                 bound.finish()
 
-        return self._start(call, async_op)
+        pending = self._start(call, async_op)
+        if pending is None and factor is None and op != "avg":
+            self._remember(what, root, op, said, bound, block, given)
+        return pending
 
-    def _remember(self, op: str, src: Any, bound: Bound) -> None:
-        """Lets :meth:`_repeat` know an all_reduce in place that was made."""
-        name = reduction.canonical_op(op)
-        if name == "avg" or self._closed:
-            return
-        plan = self._planner.peek(("all_reduce", None, bound.inp.size, bound.dtype.name, name, True))
-        if len(self._known) >= PLANS:
-            self._known.clear()
+    def _remember(
+        self, what: str, root: int | None, op: str | None, said: str | None, bound: Bound, block: int, given: tuple[Any, Any]
+    ) -> None:  # fmt: skip
+        """Lets :meth:`_repeat` know a call that was made on the buffers ``given``, with the reduction ``op``, ``said`` so by the user."""
+        plan = None if self._closed else self._planner.peek((what, root, block, bound.dtype.name, op, bound.in_place))
         if plan is not None:
-            self._known[op, src.dtype, bound.inp.size] = plan, bound.dtype
+            self._repeats.add(what, root, said, *given, bound, plan)
 
-    def _repeat(self, src: Any, op: str, timeout: float | None) -> bool:
-        """Makes an in-place all_reduce if one of the same kind was made before, in half the time: small ones are many."""
-        try:
-            array = type(src) is np.ndarray
-            known = self._known.get((op, src.dtype, src.size if array else src.numel()))
-            if known is None or not (src.flags.carray if array else src.is_contiguous()) or self._closed:
-                return False
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensor: said where it is bound
+    def _repeat(self, what: str, root: int | None, op: str | None, src: Any, dst: Any, timeout: float | None) -> bool:
+        """Makes a call if one of the same kind was made before, in half the time: small ones are many."""
+        found = self._repeats.find(what, root, op, src, dst)
+        if found is None or self._closed:
             return False
-        plan, dtype = known
-        if self.size == 1 and self._broken is None and not self._worker.busy:
+        if self.size == 1 and src is dst and self._broken is None and not self._worker.busy:
             self._calls = number = self._calls + 1
+            self._last = plan = found[0].plan
             self._recent[number % _RECENT] = plan.fingerprint
-            self._last = plan
             return True
-        data = flat(src, dtype)
-        self._worker.run(self._begin_and_run, plan, Bound(dtype, data, data, True), self._limit(timeout))
+        self._worker.run(self._make_again, found, self.timeout if timeout is None else self._limit(timeout))
         return True
+
+    def _make_again(self, found: tuple[Known, Array, Array], limit: float) -> None:
+        known, inp, out = found
+        plan = known.plan
+        self._begin(plan.fingerprint, limit)
+        self._run(plan, inp.copy() if known.copies else inp, out, known.dtype, limit)
 
     def _begin_and_run(self, plan: Plan, bound: Bound, limit: float) -> None:
         self._begin(plan.fingerprint, limit)
-        self._run(plan, bound, limit)
+        self._run_bound(plan, bound, limit)
+
+    def _run_bound(self, plan: Plan, bound: Bound, limit: float) -> None:
+        inp = bound.inp.copy() if bound.in_place and not plan.agreed.in_place else bound.inp
+        self._run(plan, inp, bound.out, bound.dtype, limit)
+        bound.finish()
 
     def _call(self, what: str, root: int | None, bound: Bound, block: int, op: str | None, limit: float) -> None:
         key = (what, root, block, bound.dtype.name, op, bound.in_place)
@@ -416,7 +452,8 @@ class Communicator:
         spec = CollectiveSpec(what, self.size, root)
         blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
         self._begin(call, limit)
-        self._run(self._plan(key, call, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit), bound, limit)
+        plan = self._plan(key, call, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit)
+        self._run_bound(plan, bound, limit)
 
     def _uneven(self, bound: Bound, sending: Sequence[int], receiving: Sequence[int], limit: float) -> None:
         """all_to_all with counts: relays need everyone's, so these are gathered first; then all ranks see what does not fit."""
@@ -449,7 +486,7 @@ class Communicator:
             spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
             nbytes = largest * bound.dtype.itemsize
             plan = self._plan(key, call, spec, nbytes, counts.reshape(-1).tolist(), bound, None, limit)
-        self._run(plan, bound, limit)
+        self._run_bound(plan, bound, limit)
 
     # Every call goes through _begin, _plan unless its plan is known, and _run.
 
@@ -469,6 +506,7 @@ class Communicator:
         op: str | None, limit: float,
     ) -> Plan:  # fmt: skip
         control = self._control
+        self._count_traffic()  # of plans that are forgotten for this one as well
         data = bound.inp if bound.inp.size else bound.out
         try:
             return self._planner.plan(
@@ -495,31 +533,40 @@ class Communicator:
         if self._control is not None:
             self._control.check()
 
-    def _run(self, plan: Plan, bound: Bound, limit: float) -> None:
+    def _run(self, plan: Plan, inp: Array, out: Array, dtype: DType, limit: float) -> None:
         number = self._calls
         parity = number & 1
         control = self._control
+        runner = self._runner
         try:
-            program = plan.program(parity)
-            scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * bound.dtype.itemsize, bound.dtype)
-            inp = bound.inp.copy() if bound.in_place and not plan.agreed.in_place else bound.inp
-            if self._undrained[parity]:
-                self._runner.wait_all(self._undrained[parity], limit, self._describe)
+            program = plan.programs[parity] or plan.program(parity)
+            scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * dtype.itemsize, dtype)
+            undrained = self._undrained[parity]
+            if undrained is not None:
+                runner.drain(*undrained, limit, self._describe)
             base = number << _CALL_BITS
-            self._runner.run(program, (inp, bound.out, scratch), base, limit, self._describe)
-            self._undrained[parity] = [(word, base + count) for word, count in program.drained]
+            runner.run(program, (inp, out, scratch), base, limit, self._describe)
+            self._undrained[parity] = (program, base)
             if control is not None:
                 control.end()
         except BaseException as error:
             self._give_up(error)
-        for peer, moved in program.traffic.items():
-            total = self._traffic[peer]
-            total.sent_messages += moved.sent_messages
-            total.sent_bytes += moved.sent_bytes
-            total.received_messages += moved.received_messages
-            total.received_bytes += moved.received_bytes
+        if not program.runs:
+            self._uncounted.append(program)
+        program.runs += 1
         self._last = plan
-        bound.finish()
+
+    def _count_traffic(self) -> None:
+        """Adds what the programs have moved that were run since the last time."""
+        programs, self._uncounted = self._uncounted, []
+        for program in programs:
+            runs, program.runs = program.runs, 0
+            for peer, moved in program.traffic.items():
+                total = self._traffic[peer]
+                total.sent_messages += runs * moved.sent_messages
+                total.sent_bytes += runs * moved.sent_bytes
+                total.received_messages += runs * moved.received_messages
+                total.received_bytes += runs * moved.received_bytes
 
     def _describe(self) -> str:
         """The present call, for errors."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,7 @@ Bufs = tuple[Array, Array, Array]
 Local = tuple[int, int, int]
 Ref = Local | Array | Remote
 Act = Callable[[Bufs], None]
+Whole = tuple[int, int, int]  # elements of the whole input, output and scratch; -1 for what is never used whole
 
 
 def length(ref: Ref) -> int:
@@ -85,31 +87,76 @@ def _take(ref: Ref, bufs: Bufs) -> Array:
     return bufs[ref[0]][ref[1] : ref[2]] if isinstance(ref, tuple) else ref
 
 
-def copy_act(src: Ref, dst: Ref) -> Act:
-    """Copies one range; neither is a peer's."""
+def copy_act(src: Ref, dst: Ref, whole: Whole) -> Act:
+    """Copies one range; neither is a peer's. What is all of a buffer is not sliced: that is a good part of a short call."""
     assert not isinstance(src, Remote)
     assert not isinstance(dst, Remote)
-    copyto = np.copyto
     if isinstance(src, tuple):
         b, lo, hi = src
+        all_of_src = (lo, hi) == (0, whole[b])
         if isinstance(dst, tuple):
             db, dlo, dhi = dst
-            return lambda bufs: copyto(bufs[db][dlo:dhi], bufs[b][lo:hi])
-        return lambda bufs: copyto(dst, bufs[b][lo:hi])
+            all_of_dst = (dlo, dhi) == (0, whole[db])
+
+            def move(bufs: Bufs) -> None:
+                if not (all_of_src and all_of_dst):
+                    np.copyto(bufs[db][dlo:dhi], bufs[b][lo:hi])  # which lets what is read-only be copied to itself
+                elif bufs[db] is not bufs[b]:
+                    bufs[db][...] = bufs[b]
+
+            return move
+
+        def store(bufs: Bufs) -> None:
+            dst[...] = bufs[b] if all_of_src else bufs[b][lo:hi]
+
+        return store
     if isinstance(dst, tuple):
         db, dlo, dhi = dst
-        return lambda bufs: copyto(bufs[db][dlo:dhi], src)
-    return lambda bufs: copyto(dst, src)
+        all_of_dst = (dlo, dhi) == (0, whole[db])
+
+        def load(bufs: Bufs) -> None:
+            (bufs[db] if all_of_dst else bufs[db][dlo:dhi])[...] = src
+
+        return load
+
+    def pass_on(_: Bufs) -> None:
+        dst[...] = src
+
+    return pass_on
 
 
-def fold_act(kernel: Fold, operands: Sequence[Ref], dst: Ref) -> Act:
+def fold_act(kernel: Fold, operands: Sequence[Ref], dst: Ref, whole: Whole) -> Act:
     """Folds several ranges into one; none is a peer's."""
     local: list[Local | Array] = [ref for ref in (dst, *operands) if not isinstance(ref, Remote)]
     target, *sources = local
+    if len(sources) == 2:
+        return _fold_two(kernel, target, sources[0], sources[1], whole)
 
-    def act(bufs: Bufs) -> None:  # _take inlined: this is a good part of a short call
-        into = bufs[target[0]][target[1] : target[2]] if type(target) is tuple else target
-        kernel(into, [bufs[ref[0]][ref[1] : ref[2]] if type(ref) is tuple else ref for ref in sources])  # type: ignore[arg-type, misc]
+    def act(bufs: Bufs) -> None:
+        kernel(_take(target, bufs), [_take(ref, bufs) for ref in sources])
+
+    return act
+
+
+def _fold_two(kernel: Fold, target: Local | Array, first: Local | Array, second: Local | Array, whole: Whole) -> Act:
+    """Most folds, with what all of them have in common left out."""
+    two = kernel.two
+
+    def place(ref: Local | Array) -> tuple[int, int, int, bool, Any]:
+        if isinstance(ref, tuple):
+            return *ref, ref[1:] == (0, whole[ref[0]]), None
+        return 0, 0, 0, False, ref
+
+    t, tlo, thi, all_of_t, into = place(target)
+    a, alo, ahi, all_of_a, one = place(first)
+    b, blo, bhi, all_of_b, other = place(second)
+
+    def act(bufs: Bufs) -> None:
+        two(
+            (bufs[t] if all_of_t else bufs[t][tlo:thi]) if into is None else into,
+            (bufs[a] if all_of_a else bufs[a][alo:ahi]) if one is None else one,
+            (bufs[b] if all_of_b else bufs[b][blo:bhi]) if other is None else other,
+        )
 
     return act
 

@@ -57,7 +57,7 @@ class DType:
 
 _known: dict[Any, DType] = {}  # by torch or NumPy dtype
 _by_name: dict[str, DType] = {}
-_plain: set[type] = set()  # kinds of tensors that have passed _check_kind
+plain_tensors: set[type] = set()  # kinds that have passed _check_kind
 
 
 def _carrier(name: str) -> str:
@@ -100,16 +100,22 @@ def flat(data: Any, dtype: DType) -> Array:
         count = data.numel()
         if not count:
             return np.empty(0, dtype.carrier)
-        if type(data) not in _plain:
+        if type(data) not in plain_tensors:
             _check_kind(type(data))
         if not data.is_cpu:
             raise TypeError(f"it is on device {data.device}")
         if data.is_conj() or data.is_neg():
             raise TypeError("its elements are yet to be conjugated or negated; call resolve_conj() or resolve_neg()")
-        memory: Any = _Memory.from_address(data.data_ptr())
+        address = data.data_ptr()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"this tensor of {dtype.name} cannot be sent: {str(error).splitlines()[0]}") from None
-    memory.owner = data  # the array keeps the tensor alive
+    return memory_of(data, address, count, dtype)
+
+
+def memory_of(tensor: Any, address: int, count: int, dtype: DType) -> Array:
+    """The ``count`` elements of a tensor that begin at ``address`` as an array."""
+    memory: Any = _Memory.from_address(address)
+    memory.owner = tensor  # the array keeps the tensor alive
     result: Array = np.ndarray(count, dtype.carrier, memory)
     return result
 
@@ -120,7 +126,7 @@ def _check_kind(kind: type) -> None:
 
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
         raise TypeError(f"a {kind.__name__} has no memory of its own")
-    _plain.add(kind)
+    plain_tensors.add(kind)
 
 
 def is_contiguous(data: Any) -> bool:

@@ -13,7 +13,7 @@ from topoccl.collectives.executor.actions import Act, Frame, Ref, Remote, aligne
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.program import AHEAD, Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.program import AHEAD, Item, Mark, NetMessage, Program, Step, Traffic
 from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
@@ -67,6 +67,7 @@ class Lowering:
         self.dtype = dtype
         self.in_place = in_place
         self.frame = Frame() if pulls else None
+        self.whole = geometry.buffer_elems(site.rank, Buf.INPUT), geometry.buffer_elems(site.rank, Buf.OUTPUT), -1
         self.layout = None if pulls else Layout(wiring, geometry, site.arena.area if site.arena else 0)
         if site.arena is not None and self.layout is not None and self.layout.extent.get(site.rank):
             site.arena.reserve(site.member[site.rank], parity, self.layout.extent[site.rank])
@@ -247,20 +248,20 @@ class Lowering:
                     temp, key = self._temp(lane, "fold", elems)
                     item.awaits += self._previous(key, item, remote)
                     into = [temp]
-                acts += [fold_act(self.kernel, row[1:], row[0]) for row in aligned_pieces([into, *operands])]
+                acts += [fold_act(self.kernel, row[1:], row[0], self.whole) for row in aligned_pieces([into, *operands])]
                 value = into
             if dst is not None and value is not dst and not in_dst:
-                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, dst])]
+                acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, dst])]
                 value = dst
             elif dst is not None:
                 value = dst
             if slot is not None and not (len(value) == 1 and value[0] is slot):
-                acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [slot]])]
+                acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, [slot]])]
             if remote:
                 if len(value) != 1 or not isinstance(value[0], tuple):
                     packed, key = self._temp(lane, "pack", elems)
                     item.awaits += self._previous(key, item, remote)
-                    acts += [copy_act(row[0], row[1]) for row in aligned_pieces([value, [packed]])]
+                    acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, [packed]])]
                     value = [packed]
                 source = value[0]
                 assert isinstance(source, tuple)
@@ -290,13 +291,13 @@ class Lowering:
                 if isinstance(first, Remote):
                     acts.append(actions.pull_act(first, into, frame, itemsize))
                 elif first != into:
-                    acts.append(copy_act(first, into))
+                    acts.append(copy_act(first, into, self.whole))
                 continue
             assert self.kernel is not None
             if isinstance(temp, tuple):
                 acts.append(actions.pull_fold_act(self.kernel, row, into, apart, temp, frame, itemsize))
             else:
-                acts.append(fold_act(self.kernel, row, into))
+                acts.append(fold_act(self.kernel, row, into, self.whole))
         return acts
 
     def _late_operand_in(self, dst: list[Ref], operands: list[list[Ref]]) -> bool:
@@ -401,14 +402,15 @@ class Lowering:
         return ahead
 
 
-def _fused(items: list[Item]) -> list[Item]:
-    """The same with fewer items: what neither waits nor does anything is announced by the item before."""
-    fused: list[Item] = []
+def _fused(items: list[Item]) -> list[Step]:
+    """Items as steps, fewer of them: what neither waits nor does anything is announced by the one before."""
+    fused: list[Step] = []
     for item in items:
         if fused and not item.guards and item.act is None:
-            fused[-1].signals += item.signals
+            guards, act, signals = fused[-1]
+            fused[-1] = guards, act, signals + item.signals
         else:
-            fused.append(item)
+            fused.append((item.guards, item.act, item.signals))
     return fused
 
 

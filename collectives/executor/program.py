@@ -59,6 +59,10 @@ class Item:
     outgoing: list[Request] = field(default_factory=list)
 
 
+Step = tuple[tuple[Mark, ...], Act | None, tuple[Mark, ...]]
+"""An item that only waits for counters, acts and sets counters."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """Messages and payload bytes to and from one peer in one run of a program."""
@@ -69,7 +73,7 @@ class Traffic:
     received_bytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     """One rank's lowered schedule.
 
@@ -82,13 +86,15 @@ class Program:
         shows: where in the arena's counters this rank shows its buffers to peers, who read straight from them, and what those reads
             must know; None when messages go through slots. A run that shows its buffers ends only when it is drained.
         waits_for: the rank that sets a counter, for messages about waits that take too long.
-        traffic: messages through shared memory by peer.
+        traffic: messages through shared memory by peer, in one run.
+        runs: how often it has been run since its traffic was last counted.
     """
 
     lanes: list[list[Item]]
-    flat: list[Item] | None
+    flat: list[Step] | None
     scratch: int
     drained: tuple[Mark, ...]
     shows: tuple[int, Frame] | None
     waits_for: dict[int, int]
     traffic: dict[int, Traffic]
+    runs: int = 0

@@ -14,8 +14,31 @@ import numpy as np
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.dtypes import Array, DType
 
-# fold(destination, operands): the destination may be one of the first two operands, never a later one.
-Fold = Callable[[Array, Sequence[Array]], None]
+Two = Callable[[Array, Array, Array], None]
+
+
+class Fold:
+    """``fold(destination, operands)``: the destination may be one of the first two operands, never a later one.
+
+    Args:
+        two: folds two operands: ``two(destination, a, b)``.
+        several: folds more than two; None where that is one after the other.
+    """
+
+    __slots__ = ("_several", "two")
+
+    def __init__(self, two: Two, several: Callable[[Array, Sequence[Array]], None] | None = None) -> None:
+        self.two = two
+        self._several = several
+
+    def __call__(self, dst: Array, operands: Sequence[Array]) -> None:
+        if self._several is not None and len(operands) > 2:
+            self._several(dst, operands)
+            return
+        self.two(dst, operands[0], operands[1])
+        for operand in operands[2:]:
+            self.two(dst, dst, operand)
+
 
 OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _KNOWN_OPS = frozenset(OPS)
@@ -76,31 +99,33 @@ def fold_kernel(op: str, dtype: DType) -> Fold:
     else:
         ufunc = _UFUNCS[op]
 
-    def fold(dst: Array, operands: Sequence[Array]) -> None:
-        ufunc(operands[0], operands[1], out=dst)
-        for operand in operands[2:]:
-            ufunc(dst, operand, out=dst)
+    if dtype.is_floating or dtype.is_complex:
+        return Fold(_silent(ufunc))
 
-    return _silent(fold) if dtype.is_floating or dtype.is_complex else fold
+    def two(dst: Array, a: Array, b: Array) -> None:
+        ufunc(a, b, out=dst)
+
+    return Fold(two)
 
 
-def _silent(fold: Fold) -> Fold:
+def _silent(ufunc: Any) -> Two:
     """Lets sums overflow and infinities cancel without a warning, as torch, MPI and C do."""
     if _ERRORS is None:
 
-        def guarded(dst: Array, operands: Sequence[Array]) -> None:
+        def guarded(dst: Array, a: Array, b: Array) -> None:
             with np.errstate(all="ignore"):
-                fold(dst, operands)
+                ufunc(a, b, out=dst)
 
         return guarded
     errors, ignore = _ERRORS
+    begin, end = errors.set, errors.reset
 
-    def fast(dst: Array, operands: Sequence[Array]) -> None:
-        token = errors.set(ignore)
+    def fast(dst: Array, a: Array, b: Array) -> None:
+        token = begin(ignore)
         try:
-            fold(dst, operands)
+            ufunc(a, b, out=dst)
         finally:
-            errors.reset(token)
+            end(token)
 
     return fast
 
@@ -113,18 +138,21 @@ def _torch_fold(op: str, dtype: DType) -> Fold:
     wide = torch.complex64 if dtype.is_complex else torch.float32
     direct = dtype.name in ("float16", "bfloat16")
 
-    def fold(dst: Array, operands: Sequence[Array]) -> None:
+    def several(dst: Array, operands: Sequence[Array]) -> None:
         views = [torch.from_numpy(x).view(torch_dtype) for x in operands]
-        out = torch.from_numpy(dst).view(torch_dtype)
-        if len(views) == 2 and direct:
-            kernel(views[0], views[1], out=out)  # computes in float32 and rounds once
-            return
         total = views[0].to(wide)
         for view in views[1:]:
             kernel(total, view.to(wide), out=total)
-        out.copy_(total)
+        torch.from_numpy(dst).view(torch_dtype).copy_(total)
 
-    return fold
+    def two(dst: Array, a: Array, b: Array) -> None:
+        x, y, out = (torch.from_numpy(one).view(torch_dtype) for one in (a, b, dst))
+        kernel(x, y, out=out)  # computes in float32 and rounds once
+
+    def two_wide(dst: Array, a: Array, b: Array) -> None:
+        several(dst, (a, b))
+
+    return Fold(two if direct else two_wide, several)
 
 
 def divide(data: Array, dtype: DType, ranks: int) -> None:

@@ -71,12 +71,12 @@ class Runner:
         else:
             _LaneRun(self, program, bufs, base, timeout, what).run()
 
-    def wait_all(self, marks: list[tuple[int, int]], timeout: float, what: Callable[[], str]) -> None:
-        """Waits until every counter has its value."""
+    def drain(self, program: Program, base: int, timeout: float, what: Callable[[], str]) -> None:
+        """Waits until all have read what an earlier run of ``program``, with counters from ``base`` on, has sent."""
         flags = self.flags
-        for word, value in marks:
-            if flags[word] < value:
-                self._wait(word, value, timeout, what, {})
+        for word, count in program.drained:
+            if flags[word] < base + count:
+                self._wait(word, base + count, timeout, what, {})
 
     def _run_showing(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Shows the buffers to peers while the program runs, and until all have read what they need."""
@@ -97,8 +97,8 @@ class Runner:
     def _run_flat(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         flags, spins = self.flags, self._spins
         assert program.flat is not None
-        for item in program.flat:
-            for word, count in item.guards:
+        for guards, act, signals in program.flat:
+            for word, count in guards:
                 value = base + count
                 if flags[word] < value:
                     for _ in spins:  # a call less where the peer is about to come
@@ -106,9 +106,9 @@ class Runner:
                             break
                     else:
                         self._wait(word, value, timeout, what, program.waits_for)
-            if item.act is not None:
-                item.act(bufs)
-            for word, count in item.signals:
+            if act is not None:
+                act(bufs)
+            for word, count in signals:
                 flags[word] = base + count
 
     def _wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:

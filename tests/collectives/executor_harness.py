@@ -95,16 +95,18 @@ def execute(
             runner = Runner(transports[rank], waiter)
             made = [lower(schedule, wiring, elems, segments, dtype, kernel, site, parity, in_place, pulls) for parity in (0, 1)]
             geometry = Geometry(schedule, elems, segments, dtype.itemsize)
-            undrained: list[list[tuple[int, int]]] = [[], []]
+            undrained: list[tuple[Program, int] | None] = [None, None]
             for call in range(1, calls + 1):
                 parity = call & 1
                 inp, out = buffers(spec, rank, geometry, inputs[rank], in_place)
                 program = made[parity]
-                runner.wait_all(undrained[parity], timeout, lambda: "drain")
+                before = undrained[parity]
+                if before is not None:
+                    runner.drain(*before, timeout, lambda: "drain")
                 base = call << 20
                 scratch = np.empty(program.scratch, dtype.carrier)
                 runner.run(program, (inp, out, scratch), base, timeout, lambda: f"{schedule.label} on rank {rank}")
-                undrained[parity] = [(word, base + count) for word, count in program.drained]
+                undrained[parity] = (program, base)
             outputs[rank] = out
             programs[rank] = made[0]
         except BaseException as error:
