@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from topoccl.algorithms.calibration import IDEAL, Profile
 from topoccl.algorithms.choice import MEASURED, Candidate, Choice, format_choice
 from topoccl.algorithms.cost import CostModel, Prediction, block_bytes
 from topoccl.algorithms.covered import NOT_MEASURED, fastest, measured_choice
+from topoccl.algorithms.effort import expected_work, too_costly
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.selection_rules import AlgoRules
 from topoccl.algorithms.spec import CollectiveSpec
@@ -43,6 +45,9 @@ OVERHEADS = 0.1
 
 SEARCHED_RANKS = 32
 """Up to so many ranks a running program may search for the best cut (a second at most) and for the best trees (a few)."""
+
+EXPLAINED_RANKS = 1024
+"""Up to so many ranks ``exhaustive`` is heeded."""
 
 
 class SelectionError(ValueError):
@@ -74,7 +79,8 @@ def select(
         profile: what the transport costs beyond the links.
         fallback: ``error``, or ``print`` or ``silent`` to take another algorithm when none that the rules allow can serve the
             call (``print`` fills ``Choice.warning``).
-        exhaustive: predict every candidate, also those that cannot win; the choice is the same.
+        exhaustive: predict every candidate, also those that cannot win, and search for the best bound; the choice is the same.
+            Among more than :data:`EXPLAINED_RANKS` ranks neither is done.
         tuning: times to use in place of predicted ones; that they hold for ``topology`` is for the caller to see
             (:meth:`~topoccl.algorithms.tuning.Tuning.mismatch`).
 
@@ -92,6 +98,7 @@ def select(
         raise ValueError(f"{spec.collective}: {nbytes} bytes; expected a size that is not negative")
     rules = rules if rules is not None else AlgoRules()
     tuning = tuning if tuning is not None else Tuning()
+    exhaustive = exhaustive and spec.ranks <= EXPLAINED_RANKS
     rows, measured = _rows(spec, topology, rules, nbytes, tuning)
     at = {"root": spec.root, "hosts": len(topology.ranks_by_host)}
     covered = not spec.uneven and tuning.covers(spec.collective, spec.ranks, nbytes, **at)
@@ -259,8 +266,18 @@ def _admit(
     or the first that was measured."""
     models: dict[str, CostModel] = {}
     twins: dict[str, str] = {}
-    for row in sorted(rows, key=lambda row: row.label not in measured):
+    expected: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for row in rows:
         reason = by_name(spec.collective, row.algorithm).reject(spec, topology) or _unknown_parameter(spec, row)
+        if reason is not None:
+            refused[row.label] = reason
+        elif row.label not in measured:
+            with suppress(ValueError):  # a parameter's value, which building it will tell
+                expected[row.label] = expected_work(by_name(spec.collective, row.algorithm), spec, topology, dict(row.params))
+    refused |= too_costly(expected, spec.ranks)
+    for row in sorted(rows, key=lambda row: row.label not in measured):
+        reason = refused.get(row.label)
         if reason is None:
             try:
                 model = _model(spec, topology, row.algorithm, row.params, profile)

@@ -10,6 +10,8 @@ from itertools import zip_longest
 
 from topoccl.algorithms.calibration import TRANSPORTS, default_profile
 from topoccl.algorithms.choice import Choice, format_choice, format_kinds, format_seconds, heading, ranked, summary
+from topoccl.algorithms.effort import TOO_LARGE
+from topoccl.algorithms.outlines import OUTLINES
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import FALLBACKS, select
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec, canonical_collective
@@ -84,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
         _show(choice)
     else:
         print(format_choice(choice))
+    too_large = [c.algorithm for c in choice.candidates if c.rejected is not None and c.rejected.startswith(TOO_LARGE)]
+    if not args.json and any(label in OUTLINES for label in too_large):
+        print(f"topoccl simulate {args.collective} estimates those that are too large")
     if not args.json and known is not None and known.fitted is not None and profile != untuned:
         print(f"predicted with what {known.source} says of {name}: {known.fitted}")
     return 0

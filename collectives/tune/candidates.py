@@ -9,6 +9,7 @@ from topoccl.algorithms.algorithm import Algorithm, label_of
 from topoccl.algorithms.calibration import Profile
 from topoccl.algorithms.choice import Choice
 from topoccl.algorithms.cost import CostModel, block_bytes
+from topoccl.algorithms.effort import expected_work, too_costly
 from topoccl.algorithms.registry import algorithms_for, build_verified
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
@@ -89,8 +90,11 @@ def _predicted(
 ) -> list[Candidate]:  # fmt: skip
     models: dict[str, CostModel] = {}
     digests: set[str] = set()
+    rows = [(algorithm, variant) for algorithm, variant in rows if algorithm.reject(spec, topology) is None]
+    work = {label_of(a.name, v): expected_work(a, spec, topology, v) for a, v in rows}
+    left_out = too_costly(work, spec.ranks).keys() - set(asked)
     for algorithm, variant in rows:
-        if algorithm.reject(spec, topology) is not None:
+        if label_of(algorithm.name, variant) in left_out:
             continue
         try:
             schedule = build_verified(algorithm, spec, topology, variant)
