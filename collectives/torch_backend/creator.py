@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -41,17 +42,23 @@ class World(TopocclGroup):
         self._freed: deque[int] = deque()
         self._local: dict[tuple[int, ...], int] = {}
 
-    def store_of_members(self, ranks: list[int]) -> Any:
-        """A store for a group that only its members make.
+    def meeting_of(self, ranks: list[int], options: Any) -> Meeting:
+        """Where the members of a sub-group meet.
 
-        Torch's names for such groups count all groups of a rank, and of these not all ranks need have equally many. So members
-        meet by who they are, and by how many such groups they have made.
+        Torch's names for groups that only their members make count all groups of a rank, and of these not all ranks need have equally
+        many. So the members of those meet by who they are, and by how many such groups they have made.
         """
         assert self._meeting is not None
-        members = tuple(ranks)
-        number = self._local[members] = self._local.get(members, 0) + 1
-        digest = hashlib.sha1(repr(members).encode(), usedforsecurity=False).hexdigest()
-        return dist.PrefixStore(f"members/{digest}/{number}", self._meeting.store)
+        place = f"groups/{options.group_id}"
+        if re.fullmatch(_LOCAL_NAME, options.group_id):
+            members = tuple(ranks)
+            number = self._local[members] = self._local.get(members, 0) + 1
+            digest = hashlib.sha1(repr(members).encode(), usedforsecurity=False).hexdigest()
+            place = f"members/{digest}/{number}"
+        return Meeting(
+            options.store, options.group_rank, len(ranks), options.timeout.total_seconds(), ranks=ranks,
+            within=dist.PrefixStore(place, self._meeting.store), what=f"new_group {options.group_id} of ranks {_some(ranks)}",
+        )  # fmt: skip
 
     def take_number(self) -> int:
         """A number that no open sub-group has: unused ones first, so that late messages of a closed group find nobody."""
@@ -117,13 +124,11 @@ def _create(options: Any) -> TopocclGroup:
         TransportError, CollectiveTimeout: ranks do not reach each other.
     """
     given = options.timeout.total_seconds()
-    ranks, store = list(options.global_ranks_in_group), options.store
+    ranks = list(options.global_ranks_in_group)
     world = dist.group.WORLD
-    if ranks and isinstance(world, World) and re.fullmatch(_LOCAL_NAME, options.group_id):
-        store = world.store_of_members(ranks)
-    meeting = Meeting(store, options.group_rank, options.group_size, given)
     if ranks and isinstance(world, World):
-        return _subgroup(world, ranks, meeting, options.group_id, given)
+        return _subgroup(world, ranks, world.meeting_of(ranks, options), options.group_id, given)
+    meeting = Meeting(options.store, options.group_rank, options.group_size, given, what="new_group" if ranks else "init_process_group")
     transport, config = _open(meeting)
     try:
         communicator = connect(transport, config, options.group_id, _timeout(given, config))
@@ -149,7 +154,8 @@ def _open(meeting: Meeting) -> tuple[Transport, Config]:
         found.append(config)
         return {"asked": config.transport, "usable": _usable(config.transport, meeting.rank, meeting.size)}
 
-    def decide(wishes: list[dict[str, Any]]) -> str:
+    def decide(said: Iterator[tuple[int, dict[str, Any]]]) -> str:
+        wishes = [wish for _, wish in said]
         check_agreement([{variable_of("transport"): wish["asked"]} for wish in wishes])
         return next(name for name in wishes[0]["usable"] if all(name in wish["usable"] for wish in wishes))
 
@@ -166,6 +172,8 @@ def _usable(asked: str, rank: int, size: int) -> list[str]:
     Raises:
         ConfigError: the one that was asked for is not among them.
     """
+    if asked == "tcp":
+        asked = "auto"  # of what there is to meet on
     if size == 1 and asked in ("auto", "memory"):
         return ["memory"]
     usable = ["gloo"]
@@ -192,23 +200,21 @@ def _usable(asked: str, rank: int, size: int) -> list[str]:
 
 
 def _subgroup(world: World, ranks: list[int], meeting: Meeting, name: str, given: float) -> TopocclGroup:
-    leader = ranks[0]
     taken: list[int] = []
 
-    def offer() -> dict[str, Any]:
+    def number(said: Iterator[tuple[int, list[int]]]) -> int:
+        for rank, theirs in said:
+            if theirs != ranks:
+                raise MismatchError(
+                    f"new_group: rank {ranks[0]} makes group {name} of ranks {_some(ranks)}, rank {rank} of ranks {_some(theirs)}; "
+                    "all ranks must make the same groups in the same order"
+                )
         taken.append(world.take_number())
-        return {"number": taken[0], "ranks": ranks}
+        return taken[0]
 
-    if meeting.rank == 0:
-        meeting.tell("number", offer)
-    told = meeting.hear("number", leader)
-    if told["ranks"] != ranks:
-        raise MismatchError(
-            f"new_group: rank {leader} makes group {name} of ranks {told['ranks']}, rank {world.rank()} of ranks {ranks}; "
-            "all ranks must make the same groups in the same order"
-        )
+    number_of_group = meeting.settle(lambda: ranks, number)
     parent = world.communicator
-    communicator = parent.subgroup(ranks, told["number"], name, _timeout(given, parent.config))
+    communicator = parent.subgroup(ranks, number_of_group, name, _timeout(given, parent.config))
 
     def ended() -> None:
         communicator.close()
@@ -216,3 +222,7 @@ def _subgroup(world: World, ranks: list[int], meeting: Meeting, name: str, given
             world.give_back(number)
 
     return TopocclGroup(communicator, name, meeting.given, ended)
+
+
+def _some(ranks: list[int]) -> str:
+    return str(ranks) if len(ranks) <= 16 else f"{ranks[:16]} and {len(ranks) - 16} more"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from topoccl.collectives.bootstrap import KINDS, LaunchInfo, launch_environment, store_over_mpi
 from topoccl.collectives.config import Config
+from topoccl.collectives.control.failure import ranks_text
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TopocclError, TransportError
 from topoccl.collectives.torch_backend.compat import default_timeout
 from topoccl.collectives.transports.rendezvous import wait_until_all_have_heard
@@ -64,22 +66,31 @@ def completed(url: str) -> str:
 class Meeting:
     """The ranks of a group at its store, before they have a transport.
 
-    Keys carry the group's generation, since a store may outlive a group whose name another one then gets.
-
     Args:
         store: the group's.
         rank, size: of the group.
         timeout: seconds, for all that is heard here.
+        ranks: how messages name the group's ranks, if not from 0 on.
+        within: the store of a meeting that the group lies in, and the group's name there. By default the keys carry the group's
+            generation, since a store may outlive a group whose name another one then gets.
+        what: the call and the group, for errors.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: float, *, ranks: Sequence[int] | None = None, within: Store | None = None,
+        what: str = "init_process_group",
+    ) -> None:  # fmt: skip
+        self.ranks = list(range(size)) if ranks is None else list(ranks)
         self.rank = rank
         self.size = size
         self.timeout = timeout
         self.given = store
+        self.what = what
         self._end = time.monotonic() + timeout
-        generation = (store.add("topoccl/arrivals", 1) - 1) // size
-        self.store = dist.PrefixStore(f"topoccl/{generation}", store)
+        if within is None:
+            generation = (store.add("topoccl/arrivals", 1) - 1) // size
+            within = dist.PrefixStore(f"topoccl/{generation}", store)
+        self.store = within
 
     def tell(self, key: str, make: Callable[[], Any]) -> None:
         """Sets ``key`` to what ``make`` returns (anything JSON can hold), or to the error it raises, for whoever hears it."""
@@ -89,51 +100,67 @@ class Meeting:
             told = {"kind": type(error).__name__, "text": str(error)}
         self.store.set(key, json.dumps(told))
 
-    def settle(self, say: Callable[[], Any], decide: Callable[[list[Any]], Any]) -> Any:
-        """What rank 0 decides from what all ranks say; every rank calls this, once. An error of one rank is raised on all.
-
-        Raises: as :meth:`hear`.
-        """
-        self.tell(f"said/{self.rank}", say)
-        if self.rank == 0:
-            self.tell("settled", lambda: decide(self._hear_all()))
-        try:
-            return self.hear("settled", 0)
-        except TopocclError:
-            wait_until_all_have_heard(self.store, self.rank, self.size)
-            raise
-
-    def _hear_all(self) -> list[Any]:
-        said, errors = [], []
-        for rank in range(self.size):
-            try:
-                said.append(self.hear(f"said/{rank}", rank))
-            except TopocclError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return said
-
-    def hear(self, key: str, teller: int) -> Any:
-        """What rank ``teller`` of the default group has told.
+    def settle(self, say: Callable[[], Any], decide: Callable[[Iterator[tuple[int, Any]]], Any]) -> Any:
+        """What the group's first rank decides from what all its ranks say, as it comes; every rank calls this, once. An error of one
+        rank is raised on all.
 
         Raises:
-            CollectiveTimeout: it did not come in time.
+            CollectiveTimeout: not all ranks came in time, naming those that did not.
             TransportError: the store has gone.
-            TopocclError: what it told is an error; its kind is kept.
+            TopocclError: what a rank said is an error; its kind is kept.
         """
+        leader = self.ranks[0]
+        self.tell(f"said/{self.ranks[self.rank]}", say)
+        if self.rank == 0:
+            self.tell(f"settled/{leader}", lambda: decide(self._hear_all()))
+        try:
+            return self._hear(f"settled/{leader}", leader, named=False)
+        except CollectiveTimeout as error:
+            self.tell(f"said/{self.ranks[self.rank]}", partial(_raise, error))  # for those who come later
+            raise
+        except TopocclError:
+            if self.ranks == list(range(self.size)):  # else the store is one that goes on
+                wait_until_all_have_heard(self.store, self.rank, self.size)
+            raise
+
+    def _hear_all(self) -> Iterator[tuple[int, Any]]:
+        errors = []
+        for rank in self.ranks:
+            try:
+                said = self._hear(f"said/{rank}", rank)
+            except TopocclError as error:
+                errors.append(error)
+            else:
+                yield rank, said
+        if errors:
+            raise errors[0]
+
+    def _hear(self, key: str, teller: int, *, named: bool = True) -> Any:
+        """What rank ``teller`` has told; an error of its is ``named`` by it."""
         left = max(self._end - time.monotonic(), 0.001)
         try:
             self.store.wait([key], timedelta(seconds=left))
             told = json.loads(self.store.get(key))
         except RuntimeError as error:
             if time.monotonic() < self._end:
-                raise TransportError(f"the store of the group was closed while rank {teller} was waited for: {error}") from error
-            raise CollectiveTimeout(f"rank {teller} did not come to its group of {self.size} ranks within {self.timeout:g} s") from error
+                raise TransportError(f"{self.what}: the store was closed while rank {teller} was waited for: {error}") from error
+            raise CollectiveTimeout(f"{self.what}: {self._absent(teller)} within {self.timeout:g} s") from error
         if "kind" in told:
-            named = told["text"] if told["text"].startswith("rank ") else f"rank {teller}: {told['text']}"
-            raise KINDS[told["kind"]](named)
+            text = told["text"]
+            raise KINDS[told["kind"]](f"rank {teller}: {text}" if named and not text.startswith("rank ") else text)
         return told["value"]
+
+    def _absent(self, teller: int) -> str:
+        """Who did not come."""
+        try:
+            absent = [rank for rank in self.ranks if not self.store.check([f"said/{rank}"])]
+        except RuntimeError:  # the store has gone meanwhile
+            absent = [teller]
+        return f"{ranks_text(absent)} did not come" if absent else f"rank {teller} did not answer"
+
+
+def _raise(error: TopocclError) -> None:
+    raise error
 
 
 def launched_by_mpi(rank: int, size: int) -> LaunchInfo | None:

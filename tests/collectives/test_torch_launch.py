@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,9 +62,24 @@ def test_workers_that_are_forked() -> None:
 def test_different_groups_at_once_fail_in_time() -> None:
     results = run_ranks(3, [LAUNCH, "swapped"], timeout=60)
     all_well(results)
-    assert "MismatchError new_group: rank 0 makes group" in results[1][1]
-    assert "of ranks [0, 1, 2], rank 1 of ranks [0, 1]" in results[1][1]
-    assert "CollectiveTimeout" in results[0][1]
+    first, second = (
+        f"MismatchError new_group: rank 0 makes group {group} of ranks {ranks}; all ranks must make the same groups in the same order"
+        for group, ranks in ((1, "[0, 1, 2], rank 1 of ranks [0, 1]"), (2, "[0, 1], rank 1 of ranks [1, 2]"))
+    )
+    late = "CollectiveTimeout new_group {} of ranks {}: rank {} did not come within 2 s".format
+    absent = [late(4, [0, 1, 2], 2), late(5, [0, 1, 2], 0)]
+    of_others = re.compile(re.escape(absent[1]).replace("CollectiveTimeout", "CollectiveTimeout rank [12]:", 1))
+    assert results[0][1].splitlines()[:-1] == [first, second, "none of 1 2", absent[0]]
+    assert of_others.fullmatch(results[0][1].splitlines()[-1])
+    assert results[1][1].splitlines() == [first, "made 1 2", late(3, [0, 1], 0), *absent]
+    assert results[2][1].splitlines() == ["none of 0 1", "made 1 2", "none of 0 1", *absent]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_longer_timeouts_than_the_worlds_are_kept(hosts: str) -> None:
+    results = run_ranks(2, [LAUNCH, "patient"], hosts=hosts, timeout=60)
+    all_well(results)
+    assert all("patient" in text for _, text in results)
 
 
 def test_destroying_alone_is_bounded_and_said() -> None:

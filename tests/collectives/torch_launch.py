@@ -93,14 +93,60 @@ def load_data() -> None:
 
 
 def swapped() -> None:
-    """Ranks make different groups at once."""
+    """Ranks make different groups at once, and groups to which not all members come; then all goes on."""
+    rank, limit = int(os.environ["RANK"]), timedelta(seconds=2)
     dist.init_process_group("topoccl", timeout=timedelta(seconds=60))
-    try:
-        dist.new_group([0, 1] if dist.get_rank() else [0, 1, 2], timeout=timedelta(seconds=5))
-    except topoccl.TopocclError as error:
-        print(type(error).__name__, error, flush=True)
-    threading.Event().wait(7)  # a dead peer would be another error
-    os._exit(0)
+
+    def attempt(*members: int) -> None:
+        try:
+            group = dist.new_group(list(members), timeout=limit)
+            print("made" if rank in members and group else "none of", *members, flush=True)
+        except topoccl.TopocclError as error:
+            print(type(error).__name__, error, flush=True)
+
+    attempt(0, 1) if rank else attempt(0, 1, 2)
+    attempt(*((0, 1) if rank == 0 else (1, 2)))
+    attempt(*((1, 2) if rank == 0 else (0, 1)))
+    for late in (2, 0):
+        dist.barrier()
+        if rank == late:
+            threading.Event().wait(3)
+        attempt(0, 1, 2)
+    dist.barrier()
+    assert total() == 6
+    dist.destroy_process_group()
+
+
+def patient() -> None:
+    """Groups, calls and messages with timeouts that are longer than the world's are waited for."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, rank == 0)
+    dist.init_process_group("topoccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.barrier()
+    long = timedelta(seconds=60)
+    group = dist.new_group(list(range(size)), timeout=long)
+
+    def late() -> None:
+        if rank == 0:
+            threading.Event().wait(2.5)
+
+    late()
+    dist.all_reduce(tensor := torch.ones(2), group=group)
+    assert tensor[0] == size
+    late()
+    dist.all_reduce(torch.ones(200), group=group)
+    late()
+    if rank == 0:
+        dist.isend(torch.ones(3), 1).wait()
+    elif rank == 1:
+        work = dist.irecv(tensor := torch.zeros(3), 0)
+        assert work is not None
+        work.wait(long)
+        assert tensor[0] == 1
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{r}" for r in range(size)])
+    dist.destroy_process_group()
+    print("patient", flush=True)
 
 
 def alone_to_the_end() -> None:
@@ -136,6 +182,6 @@ def fail(*settings: str) -> None:
 
 
 if __name__ == "__main__":
-    known = (meet, addresses, leave, load_data, swapped, alone_to_the_end, fail)
+    known = (meet, addresses, leave, load_data, swapped, patient, alone_to_the_end, fail)
     what: dict[str, Any] = {function.__name__: function for function in known}
     what[sys.argv[1]](*sys.argv[2:])
