@@ -176,6 +176,10 @@ class CostModel:
             bottleneck_seconds=0.0 if widest is None else float(busy[widest]),
         )
 
+    def link_seconds(self, block: float | Sequence[float]) -> Floats:
+        """Seconds for which one call keeps each link of the topology busy, headers included."""
+        return self._wavefront.loads(self._low.step_bytes(block))[: len(self.topology.links)]
+
     def floor(self, block: float | Sequence[float], segments: int) -> float:
         """Seconds that no prediction for these arguments undercuts (in ``flow`` mode); much cheaper than a prediction."""
         return self._wavefront.floor(self._low.step_bytes(block) / segments, segments)

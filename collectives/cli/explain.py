@@ -17,6 +17,7 @@ from topoccl.algorithms.select import FALLBACKS, select
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec, canonical_collective
 from topoccl.algorithms.tuning import Tuning, load_tuning
 from topoccl.collectives.cli import Subparsers
+from topoccl.collectives.cli.concurrent import Call, concurrent_calls, show_concurrent
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.forests import keep_forests
@@ -55,6 +56,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--root", type=int, metavar="RANK", help="of a rooted collective (default 0)")
     parser.add_argument("--dtype", default="float32", help="element type (default float32)")
     parser.add_argument("--uneven", action="store_true", help="all_to_all with counts of its own for each pair; the size is their mean")
+    parser.add_argument("--mesh", metavar="SIZES", help="a mesh of the ranks, last dimension fastest: 4x2, or dp=4,tp=2; with --concurrent")
+    parser.add_argument(
+        "--concurrent",
+        metavar="GROUPS",
+        nargs="?",
+        const="",
+        help="groups that call at the same moment: dimensions of --mesh (default: all; dp=reduce_scatter@64M has another call), or "
+        "lists of ranks such as '0,1;2,3'",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -77,6 +87,17 @@ def run(args: argparse.Namespace) -> int:
         tuning = _holding(known, fabric, topology, name)
     rules = config.algo_rules(known_names())
     keep_forests()
+    if args.mesh is not None and args.concurrent is None:
+        raise ConfigError(f"--mesh {args.mesh}: only with --concurrent")
+    if args.concurrent is not None:
+        calls = concurrent_calls(args.concurrent, args.mesh, topology, collective, nbytes, args.root)
+
+        def chosen(call: Call) -> Choice:
+            part = topology.place(call.ranks)
+            own = None if known is None or known.mismatch(part, name) else known
+            return select(call.spec, part, call.nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, tuning=own)
+
+        return show_concurrent(calls, chosen, topology, profile, args.json)
     choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True, tuning=tuning)
     if choice.warning:
         print(f"topoccl: warning: {choice.warning}", file=sys.stderr)
