@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-TRANSPORTS = ("mpi", "gloo", "memory")
+TRANSPORTS = ("tcp", "mpi", "gloo", "memory")
 """The transports that have a profile of their own; ``ideal`` is the profile without any overhead."""
 
 PULL_FROM = 512 << 10
@@ -144,6 +144,13 @@ _SHARED_MEMORY = Medium(
     pull_overhead=3e-6,
 )
 _PROFILES = {
+    "tcp": Profile(
+        "tcp",
+        local=_SHARED_MEMORY,
+        network=Medium(send_overhead=15e-6, recv_overhead=15e-6, efficiency=0.95),
+        copy_bandwidth=10e9,
+        reduce_bandwidth=8e9,
+    ),
     "mpi": Profile(
         "mpi",
         local=_SHARED_MEMORY,

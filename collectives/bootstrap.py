@@ -205,20 +205,20 @@ def _master(env: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def choose_transport(config_transport: str, info: LaunchInfo) -> str:
-    """The transport to open: ``mpi``, ``gloo`` or ``memory``.
+    """The transport on which ranks meet: ``mpi``, ``gloo`` or ``memory``.
 
-    ``auto`` takes mpi under an MPI launcher, gloo under torchrun and memory for a process on its own.
+    ``auto`` and ``tcp`` take mpi under an MPI launcher, gloo under torchrun; ``auto`` takes memory for a process on its own.
 
     Raises:
         ConfigError: (on every rank alike) the transport cannot work in a job that was started this way.
     """
     known = {"mpirun": ("mpi", "gloo"), "torchrun": ("gloo",), "single": ("memory",)}[info.kind]
-    if config_transport == "auto":
+    if config_transport == "auto" or (config_transport == "tcp" and info.kind != "single"):
         return known[0]
     if config_transport in known:
         return config_transport
-    if config_transport not in ("mpi", "gloo", "memory"):
-        raise ConfigError(f"transport {config_transport!r} is unknown; known are auto, mpi, gloo, memory")
+    if config_transport not in ("tcp", "mpi", "gloo", "memory"):
+        raise ConfigError(f"transport {config_transport!r} is unknown; known are auto, tcp, mpi, gloo, memory")
     if config_transport == "mpi" and info.kind == "torchrun":
         why = f"under torchrun and the like ({info.said_by} is set) each rank is an MPI job of its own; start the program with mpirun"
     elif config_transport == "memory":

@@ -144,9 +144,9 @@ class Config:
     )
     transport: str = _option(
         "auto",
-        _one_of("auto", "mpi", "gloo", "memory"),
+        _one_of("auto", "tcp", "mpi", "gloo", "memory"),
         "What carries messages between hosts.",
-        "`auto`, `mpi`, `gloo`, `memory` (threads of one process)",
+        "`auto`, `tcp`, `mpi`, `gloo`, `memory` (threads of one process)",
     )
     topo_file: str = _option(
         "",

@@ -10,6 +10,7 @@ from topoccl.collectives.bootstrap import exchange, exchange_or_raise, share_sto
 from topoccl.collectives.config import Config, variable_of
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
+from topoccl.collectives.network import open_tcp, pace_of
 from topoccl.collectives.transports.rendezvous import source_address
 from topoccl.topology.discovery import HostFacts, NicFacts
 from topoccl.topology.discovery.assemble import nic_name
@@ -44,18 +45,28 @@ def over_rails(
             raise ConfigError(f"{variable_of('rails')}=1: {problem}") from None
         logger.info(Subsystem.NET, "rails are not used: %s", problem)
         return transport, ()
+    own = [of_rank[transport.rank] for of_rank in addresses]
+    wide = (
+        _over_gloo(transport, own, config, timeout)
+        if config.transport == "gloo"
+        else open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts))
+    )
+    transport.close()
+    logger.info(Subsystem.NET, "rails %s over %s", ", ".join(map(str, rails)), ", ".join(own))
+    return wide, tuple(rail.switches for rail in rails)
+
+
+def _over_gloo(transport: Transport, addresses: Sequence[str], config: Config, timeout: float) -> Transport:
     from topoccl.collectives.transports.rails import rails_transport
 
     store, _ = share_store(transport, transport.size, timeout, config.socket_ifname)
-    wide = rails_transport(store, transport.rank, transport.size, timeout, [of_rank[transport.rank] for of_rank in addresses])
+    wide = rails_transport(store, transport.rank, transport.size, timeout, addresses)
     try:
         exchange(wide, None, timeout)  # the store may end with rank 0: nobody goes on before all are done with it
     except BaseException:
         wide.close()
         raise
-    transport.close()
-    logger.info(Subsystem.NET, "rails %s over %s", ", ".join(map(str, rails)), ", ".join(of_rank[transport.rank] for of_rank in addresses))
-    return wide, tuple(rail.switches for rail in rails)
+    return wide
 
 
 def rail_addresses(

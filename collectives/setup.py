@@ -24,6 +24,7 @@ from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.forests import keep_forests
 from topoccl.collectives.hosts import Neighbours, meet, seat
 from topoccl.collectives.logging import Subsystem
+from topoccl.collectives.network import over_tcp
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.rails import over_rails
 from topoccl.collectives.transports.mpi_process import leave_without_others  # imported here: its exit comes after this module's
@@ -80,6 +81,8 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)
     transport, rails = over_rails(transport, topology, seen.facts, config, logger, limit)
+    if not rails:
+        transport = over_tcp(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name).on_hosts(neighbours.crowd, attach=neighbours.reach is not None)
     tuning = seen.tuning

@@ -214,6 +214,11 @@ class Endpoint(Transport):
         self._family: WeakSet[Endpoint] = WeakSet() if family is None else family  # the sub-groups of one world
         (_worlds if family is None else family).add(self)
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of this group, in the medium's numbers."""
+        return self._ranks
+
     def local(self, world: int) -> int:
         """The rank in this group of a rank of the medium."""
         return self._local[world]

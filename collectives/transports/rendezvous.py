@@ -1,4 +1,4 @@
-"""Where Gloo's ranks meet (a TCPStore) and by which address each of them is reached: never a loopback address between hosts."""
+"""Where Gloo's ranks meet (a TCPStore) and by which address each rank is reached: never a loopback address between hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from topoccl.collectives.bootstrap import exchange_or_raise
 from topoccl.collectives.errors import ConfigError, TopocclError, TransportError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
     from topoccl.collectives.config import InterfaceFilter
+    from topoccl.collectives.transports.base import Transport
 
 _SIOCGIFADDR = 0x8915
 _PROBE_SECONDS = 3.0
@@ -196,6 +198,21 @@ def choose_address(
     except TopocclError:
         wait_until_all_have_heard(store, rank, size)
         raise
+
+
+def address_among(transport: Transport, interfaces: InterfaceFilter | None, timeout: float) -> str:
+    """As :func:`choose_address`, for ranks that have met over ``transport``.
+
+    Raises:
+        ConfigError: on every rank, when one has no fitting address.
+        TransportError, CollectiveTimeout: as :func:`~topoccl.collectives.bootstrap.exchange`.
+    """
+    place: Any
+    try:
+        place = _place(interfaces, None)
+    except TopocclError as problem:
+        place = problem
+    return _pick(_settle(exchange_or_raise(transport, place, timeout)), interfaces, None)
 
 
 def wait_until_all_have_heard(store: Store, rank: int, size: int) -> None:

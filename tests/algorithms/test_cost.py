@@ -467,7 +467,7 @@ def test_profiles_check_themselves() -> None:
         (lambda: Profile("x", copy_bandwidth=0.0), "copy_bandwidth is 0.0"),
         (lambda: Profile("x", reduce_bandwidth=1e9), "give copy_bandwidth a number too"),
         (lambda: Profile("x", min_segment=0), "min_segment 0"),
-        (lambda: default_profile("tcp"), "no cost profile for transport 'tcp'; known: mpi, gloo, memory, ideal"),
+        (lambda: default_profile("ucx"), "no cost profile for transport 'ucx'; known: tcp, mpi, gloo, memory, ideal"),
     ):
         with pytest.raises(ValueError, match=message):
             bad()

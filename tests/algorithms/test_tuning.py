@@ -350,7 +350,7 @@ def test_a_file_of_another_version_is_not_used() -> None:
         ("both_ways: 0.8", "both_way: 0.8", "unknown key 'both_way'"),
         ("to: 8M", "to: 1K", "to is '1K'; expected at least 4K, where the range begins"),
         ("pulls: true", "pulls: 1", "expected true or false"),
-        ('"mpi"', '"pigeon"', "expected one of mpi, gloo, memory"),
+        ('"mpi"', '"pigeon"', "expected one of tcp, mpi, gloo, memory"),
     ],
 )
 def test_wrong_parts(old: str, new: str, message: str) -> None:

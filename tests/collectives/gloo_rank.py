@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -134,6 +135,16 @@ COMMANDS = {
 }
 
 
+def serve(transport: Transport, commands: dict[str, Callable[[Transport], None]]) -> None:
+    for line in sys.stdin:
+        try:
+            commands[line.strip()](transport)
+            print("ok", flush=True)
+        except BaseException:
+            print(repr(traceback.format_exc()), flush=True)
+    transport.close()
+
+
 def main() -> None:
     rank, size, port, timeout = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
@@ -142,13 +153,7 @@ def main() -> None:
         transport = gloo_transport(own, rank, size, timeout, addresses[0])
     else:
         transport = rails_transport(own, rank, size, timeout, addresses)
-    for line in sys.stdin:
-        try:
-            COMMANDS[line.strip()](transport)
-            print("ok", flush=True)
-        except BaseException:
-            print(repr(traceback.format_exc()), flush=True)
-    transport.close()
+    serve(transport, COMMANDS)
 
 
 if __name__ == "__main__":

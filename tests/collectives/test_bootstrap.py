@@ -194,7 +194,7 @@ def test_choose_transport(asked: str, info: LaunchInfo, expected: str) -> None:
         ("mpi", SINGLE, ["transport mpi", "OMPI_COMM_WORLD_RANK", "start the program with mpirun", "Usable here: auto, memory"]),
         ("gloo", SINGLE, ["transport gloo", "mpirun or torchrun"]),
         ("memory", MPIRUN, ["transport memory", "threads of one process", "4 processes"]),
-        ("ucx", MPIRUN, ["transport 'ucx' is unknown; known are auto, mpi, gloo, memory"]),
+        ("ucx", MPIRUN, ["transport 'ucx' is unknown; known are auto, tcp, mpi, gloo, memory"]),
     ],
 )
 def test_choose_transport_that_cannot_work(asked: str, info: LaunchInfo, texts: list[str]) -> None:

@@ -161,7 +161,7 @@ def test_bad_variable_ends_the_program() -> None:
     assert result.stdout == ""
     assert (
         result.stderr
-        == "topoccl: error: TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, mpi, gloo, memory (threads of one process)\n"
+        == "topoccl: error: TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, tcp, mpi, gloo, memory (threads of one process)\n"
     )
     assert "Traceback" in topoccl_command("env", TOPOCCL_TRANSPORT="ucx", TOPOCCL_DEBUG="TRACE").stderr
 

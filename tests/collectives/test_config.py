@@ -112,7 +112,7 @@ def test_arguments_may_be_ready_values() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [
-        ("TOPOCCL_TRANSPORT", "ucx", "unknown value; known values: auto, mpi, gloo, memory"),
+        ("TOPOCCL_TRANSPORT", "ucx", "unknown value; known values: auto, tcp, mpi, gloo, memory"),
         ("TOPOCCL_DEBUG", "LOUD", "unknown level; known values: WARN, INFO, TRACE"),
         ("TOPOCCL_DEBUG_SUBSYS", "INIT,ALGO", "unknown subsystem 'ALGO'; known values: INIT,TOPO,"),
         ("TOPOCCL_DEBUG_SUBSYS", "^", "unknown subsystem ''"),

@@ -187,7 +187,7 @@ def test_unequal_counts(run: Explain) -> None:
         (["all_reduce", "1M", "--ranks", "0,8"], "rank placed on slot 8, but there are only 8 slots"),
         (["all_reduce", "1M", "--placement", "random"], "--placement random: unknown; known: packed, round_robin"),
         (["all_reduce", "1M", "--placement", "packed", "--ranks", "0,1"], "give one of them"),
-        (["all_reduce", "1M", "--transport", "tcp"], "transport='tcp': unknown value; known values: auto, mpi, gloo, memory"),
+        (["all_reduce", "1M", "--transport", "ucx"], "transport='ucx': unknown value; known values: auto, tcp, mpi, gloo, memory"),
         (["all_reduce", "1M", "--fallback", "maybe"], "fallback='maybe': unknown value; known values: error, print, silent"),
         (["all_reduce", "1M", "--dtype", "float31"], "unknown dtype 'float31'; known: int8"),
         (["all_reduce", "1M", "--root", "1"], "all_reduce: root is 1; it has none"),

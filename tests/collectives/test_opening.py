@@ -74,7 +74,7 @@ def test_where_ranks_cannot_meet_the_error_is_raised_at_once(info: LaunchInfo, m
     [
         ("mpi", "transport mpi: mpi4py cannot be imported .*; install topoccl.mpi. and an MPI library, or take transport gloo"),
         ("gloo", "transport gloo: mpi4py cannot be imported .*, over which ranks .* without MASTER_ADDR and MASTER_PORT meet; install"),
-        ("tcp", "TOPOCCL_TRANSPORT='tcp': unknown value; known values: auto, mpi, gloo, memory"),
+        ("ucx", "TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, tcp, mpi, gloo, memory"),
     ],
 )
 def test_without_mpi4py_the_error_names_what_was_asked_for(transport: str, text: str, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The contract of transports, over threads (memory) and over processes (gloo). MPI's turn is in tests/mpi."""
+"""The contract of transports, over threads (memory) and over processes (gloo, tcp). MPI's turn is in tests/mpi."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -73,17 +74,17 @@ def test_memory_sees_a_wrong_length() -> None:
         hub.transport(1).wait([receive], 1.0)
 
 
-class GlooRanks:
-    """Processes of gloo_rank.py."""
+class Ranks:
+    """Processes of ``kind``_rank.py."""
 
-    def __init__(self, size: int, timeout: float = 60.0, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
+    def __init__(self, kind: str, size: int, timeout: float = 60.0, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
         import torch.distributed as dist
 
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "gloo_rank.py"), str(rank), str(size), str(self.store.port), str(timeout), *addresses],
+                [sys.executable, str(HERE / f"{kind}_rank.py"), str(rank), str(size), str(self.store.port), str(timeout), *addresses],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -128,23 +129,23 @@ class GlooRanks:
 
 
 @pytest.fixture(scope="module")
-def gloo_ranks() -> Iterator[GlooRanks]:
+def gloo_ranks() -> Iterator[Ranks]:
     pytest.importorskip("torch")
-    ranks = GlooRanks(3)
+    ranks = Ranks("gloo", 3)
     yield ranks
     ranks.do("last_words")
     assert ranks.end() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_gloo(check: str, gloo_ranks: GlooRanks) -> None:
+def test_gloo(check: str, gloo_ranks: Ranks) -> None:
     gloo_ranks.do(check)
 
 
 @pytest.fixture(scope="module")
-def gloo_rails() -> Iterator[GlooRanks]:
+def gloo_rails() -> Iterator[Ranks]:
     pytest.importorskip("torch")
-    ranks = GlooRanks(3, addresses=("127.0.0.1", "127.0.0.2"))
+    ranks = Ranks("gloo", 3, addresses=("127.0.0.1", "127.0.0.2"))
     yield ranks
     ranks.do("last_words")
     assert ranks.end() == [0, 0, 0]
@@ -155,12 +156,12 @@ def gloo_rails() -> Iterator[GlooRanks]:
     ["rails_are_independent", "any_source_among_named", "overlapping_subgroups_in_two_threads", "one_done_among_many_is_enough",
      "closing_a_subgroup_fails_what_is_open"],
 )  # fmt: skip
-def test_gloo_over_rails(check: str, gloo_rails: GlooRanks) -> None:
+def test_gloo_over_rails(check: str, gloo_rails: Ranks) -> None:
     gloo_rails.do(check)
 
 
 def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
-    ranks = GlooRanks(3)
+    ranks = Ranks("gloo", 3)
     ranks.do("order_of_one_tag")
     ranks.tell("die", 1)
     ranks.processes[1].wait(30)
@@ -173,9 +174,74 @@ def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
 
 
 def test_gloo_buffers_short_messages_within_bounds_and_closes_in_time() -> None:
-    ranks = GlooRanks(2)
+    ranks = Ranks("gloo", 2)
     ranks.do("run_ahead")
     ranks.do("shorter_than_expected")
     ranks.do("other_lengths_than_expected")
     ranks.do("close_with_open_messages")
     assert ranks.end() == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def tcp_ranks() -> Iterator[Ranks]:
+    pytest.importorskip("torch")
+    ranks = Ranks("tcp", 3)
+    yield ranks
+    ranks.do("last_words")
+    assert ranks.end() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("check", [*CHECKS, "long_message_does_not_wait_for_its_receive"])
+def test_tcp(check: str, tcp_ranks: Ranks) -> None:
+    tcp_ranks.do(check)
+
+
+def test_tcp_death_of_a_rank_is_an_error_not_a_hang() -> None:
+    ranks = Ranks("tcp", 3)
+    ranks.do("order_of_one_tag")
+    ranks.tell("die", 1)
+    ranks.processes[1].wait(30)
+    for rank in (0, 2):
+        ranks.tell("see_rank_one_die", rank)
+    answers = [ranks.answer(rank) for rank in (0, 2)]
+    statuses = ranks.end()
+    assert answers == ["ok", "ok"]
+    assert (statuses[0], statuses[2]) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [2])
+def test_tcp_lengths_threads_and_closing(size: int) -> None:
+    ranks = Ranks("tcp", size)
+    for command in ("shorter_than_expected", "other_lengths_than_expected", "to_itself_of_another_length", "waits_of_many_threads"):
+        ranks.do(command)
+    ranks.do("closing_wakes_who_waits")
+    assert ranks.end() == [0, 0]
+
+
+def test_tcp_open_messages_when_a_transport_is_closed() -> None:
+    ranks = Ranks("tcp", 3)
+    ranks.do("receives_from_any_source_fail_when_nobody_is_left")
+    assert ranks.end() == [0, 0, 0]
+    ranks = Ranks("tcp", 2)
+    ranks.do("close_with_open_messages")
+    assert ranks.end() == [0, 0]
+
+
+def test_tcp_refuses_strangers() -> None:
+    """Whoever does not know the job's token is not heard, and does not disturb."""
+    from topoccl.collectives.transports.sockets import Listener
+    from topoccl.collectives.transports.tcp import tcp_transport
+
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    book = [[("127.0.0.1", listener.port)] for listener in listeners]
+    right, wrong = b"a" * 16, b"b" * 16
+    here, stranger = tcp_transport(0, [listeners[0]], book, right, 5.0), tcp_transport(1, [listeners[1]], book, wrong, 5.0)
+    stranger.isend(0, 1, np.zeros(3, np.uint8))
+    stranger.progress([], 0.0)
+    got = here.irecv(1, 1, np.zeros(3, np.uint8))
+    with socket.create_connection(book[0][0]) as talker:
+        talker.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + b"x" * 100)
+        here.progress([got], 0.3)
+    assert not (got.done and got.error is None)
+    here.close()
+    stranger.close()

@@ -33,7 +33,7 @@ def works() -> bool:
     ("variable", "value", "text"),
     [
         ("TOPOCCL_TIMEOUT", "soon", "TOPOCCL_TIMEOUT='soon': bad time 'soon'.*known values: a time such as 30s"),
-        ("TOPOCCL_TRANSPORT", "tcp", "TOPOCCL_TRANSPORT='tcp': unknown value; known values: auto, mpi, gloo, memory"),
+        ("TOPOCCL_TRANSPORT", "ucx", "TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, tcp, mpi, gloo, memory"),
         ("TOPOCCL_TRANSPORT", "memory", "transport memory: it joins threads of one process.*Usable here: auto, mpi, gloo"),
         ("TOPOCCL_ALGO", "all_reduce:snake", "unknown algorithm 'snake' for all_reduce; known: "),
         ("TOPOCCL_ALGO", "all_produce:ring", "unknown collective 'all_produce'; known: all_reduce, "),

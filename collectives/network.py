@@ -1,0 +1,104 @@
+"""Opens connections of our own between the hosts of a job, over the transport on which its ranks have met."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from topoccl.collectives.bootstrap import exchange, exchange_or_raise
+from topoccl.collectives.config import Config
+from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.logging import Logger, Subsystem
+from topoccl.collectives.transports.rendezvous import address_among
+from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
+from topoccl.collectives.transports.tcp import Pace, tcp_transport
+from topoccl.topology.discovery import HostFacts
+from topoccl.topology.graph import Topology
+from topoccl.topology.routes import routes_of
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Transport
+
+
+def over_tcp(
+    transport: Transport, topology: Topology, facts: Sequence[HostFacts], config: Config, logger: Logger, timeout: float
+) -> Transport:
+    """The transport to go on with, ``transport`` closed if it is another one. Every rank calls this, with equal ``topology`` and ``facts``
+    (of each rank).
+
+    ``TOPOCCL_TRANSPORT=tcp`` takes sockets; ``auto`` does between hosts, unless MPI may use RDMA there, and goes on without where ranks
+    do not reach each other by them.
+
+    Raises:
+        ConfigError: ``tcp`` was asked for, and a rank has no address that fits; on every rank.
+        TransportError, CollectiveTimeout: ``tcp`` was asked for, and ranks do not reach each other; on every rank.
+    """
+    if config.transport != "tcp":
+        rdma = any(nic.rdma for seen in facts for nic in seen.nics)
+        if config.transport != "auto" or len(topology.ranks_by_host) < 2 or (transport.name == "mpi" and rdma):
+            return transport
+    try:
+        wide = open_tcp(
+            transport, [address_among(transport, config.socket_ifname, timeout)], timeout, pace_of(transport.rank, topology, facts)
+        )
+    except TopocclError as problem:
+        if config.transport == "tcp":
+            raise
+        logger.warn_once("tcp", Subsystem.NET, "sockets are not used, but %s: %s", transport.name, problem)
+        return transport
+    transport.close()
+    return wide
+
+
+def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:
+    """The rate of the narrowest link between hosts on the way of ``rank`` to each other one, 0 where a rate is only assumed: that no
+    source says it, or that it is what the kernel says of an interface without hardware."""
+    routes = routes_of(topology)
+    trusted = [all(nic.physical for nic in seen.usable_nics) for seen in facts]
+
+    def pace(peer: int, rail: int) -> float:
+        links = [topology.links[index] for index in routes.path(rank, peer, rail) if topology.links[index].kind == "net"]
+        sources = {link.attrs.get("source") for link in links}
+        if not links or "default" in sources or ("sysfs" in sources and not (trusted[rank] and trusted[peer])):
+            return 0.0
+        return min(link.bandwidth for link in links)
+
+    return pace
+
+
+def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace) -> Transport:
+    """Sockets among the ranks of ``transport``, which stays open; every rank calls this.
+
+    Args:
+        addresses: of this rank, one for each rail, in one order on all ranks.
+        timeout: seconds.
+        pace: of what this rank sends.
+
+    Raises:
+        ConfigError: this or another rank cannot listen at an address; on every rank.
+        TransportError, CollectiveTimeout: ranks do not reach each other; on every rank.
+    """
+    listeners: list[Listener] = []
+    wide: Transport | None = None
+    try:
+        problem: TopocclError | None = None
+        try:
+            listeners += map(Listener, addresses)
+        except OSError as error:
+            problem = ConfigError(f"cannot listen at {addresses[len(listeners)]}: {error.strerror or error}")
+        mine = ([(listener.address, listener.port) for listener in listeners], secrets.token_bytes(TOKEN_BYTES))
+        told = exchange_or_raise(transport, problem or mine, timeout)
+        wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace)
+        try:
+            exchange(wide, None, timeout)
+        except TopocclError as error:
+            problem = error
+        exchange_or_raise(transport, problem, timeout)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        if wide is not None:
+            wide.close()
+        raise
+    return wide

@@ -1,0 +1,307 @@
+"""The connections of the TCP transport: frames out of and into sockets that never block."""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import socket
+import struct
+import time
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from topoccl.collectives.transports.base import ANY_SOURCE
+
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.base import Message
+
+_HEADER = struct.Struct("<QQ")  # tag and bytes of a message
+_HELLO = struct.Struct("<8s16sII")  # magic, token, rank, rail: the first bytes on a connection
+_MAGIC = b"topoccl1"
+TOKEN_BYTES = 16
+_BUFFER = 64 * 1024  # bytes read ahead of what is known to come
+_BATCH = 16  # messages that are handed to the kernel at once
+_BURST = 1 << 20  # bytes after which another connection has its turn
+_BACKLOG = 4096
+_SO_MAX_PACING_RATE = 47
+_FASTEST_PACE = (1 << 32) - 2  # of the 32 bits that every kernel takes; one more means no limit
+# A host that has vanished without a word is noticed after a minute.
+_KEEPALIVE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 30),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+)
+
+
+Key = tuple[int, int]  # tag on the wire and rail
+
+
+class PeerLost(Exception):
+    """The other end of a connection is gone; the text, if any, says why."""
+
+
+class Arrival:
+    """A message that comes in, or has come. ``into`` is where its bytes go, None where they are thrown away; ``sender`` is set when it
+    is from this rank itself."""
+
+    __slots__ = ("at", "into", "key", "nbytes", "receive", "sender", "source")
+
+    def __init__(self, source: int, key: Key, nbytes: int, sender: Message | None = None) -> None:
+        self.source = source
+        self.key = key
+        self.nbytes = nbytes
+        self.at = 0  # bytes that have come
+        self.into: memoryview | None = None
+        self.receive: Message | None = None
+        self.sender = sender
+
+
+class Receiver(Protocol):
+    """Who takes what comes in."""
+
+    def starts(self, source: int, rail: int, tag: int, nbytes: int) -> Arrival:
+        """A message begins to come."""
+
+    def complete(self, arrival: Arrival) -> None:
+        """All of it has come."""
+
+    def cut(self, arrival: Arrival) -> None:
+        """The rest of it will not come."""
+
+
+class Listener:
+    """Takes connections at a local address."""
+
+    def __init__(self, address: str) -> None:
+        """Raises OSError."""
+        self.address = address
+        self._socket = socket.socket(_family(address), socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind((address, 0))
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port = int(self._socket.getsockname()[1])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self, rail: int, token: bytes, size: int) -> list[Incoming]:
+        found: list[Incoming] = []
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # none left, or one that has gone again
+                return found
+            found.append(Incoming(connection, rail, token, size))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Outgoing:
+    """A connection on which this rank sends."""
+
+    def __init__(self, peer: int, where: tuple[str, int], own: str, token: bytes, rank: int, rail: int, pace: float) -> None:
+        """Begins to connect; ``pace`` is in bytes/s, 0 for no limit. Raises OSError."""
+        self.peer = peer
+        self.rail = rail
+        self.since = time.monotonic()
+        self.armed = True  # whether it is to be told when there is room
+        self._ready = False
+        self._waiting: deque[Message] = deque()  # not begun
+        # Bytes that leave next, each with the message that has left after it.
+        self._views: deque[tuple[memoryview, Message | None]] = deque()
+        self._views.append((memoryview(_HELLO.pack(_MAGIC, token, rank, rail)), None))
+        self._staged = 0  # bytes of them
+        self._socket = socket.socket(_family(where[0]), socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if pace:
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(pace), _FASTEST_PACE))
+            self._socket.bind((own, 0))
+            problem = self._socket.connect_ex(where)
+            if problem not in (0, errno.EINPROGRESS):
+                raise OSError(problem, os.strerror(problem))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def connected(self) -> str | None:
+        """After the end of connecting: what has gone wrong, if anything."""
+        problem = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if problem:
+            return os.strerror(problem)
+        self._ready = True
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to leave."""
+        return not self._views and not self._waiting
+
+    def queue(self, message: Message) -> None:
+        self._waiting.append(message)
+
+    def push(self) -> tuple[list[Message], bool]:
+        """Sends as much as there is room for: the messages that have left, and whether something is left over. Raises OSError."""
+        done: list[Message] = []
+        if not self._ready:
+            return done, True
+        views = self._views
+        while True:
+            while self._waiting and self._staged < _BURST:
+                self._stage(self._waiting.popleft())
+            if not views:
+                return done, False
+            try:
+                left = self._socket.sendmsg([view for view, _ in islice(views, _BATCH)])
+            except BlockingIOError:
+                return done, True
+            self._staged -= left
+            while views and left >= len(views[0][0]):
+                view, message = views.popleft()
+                left -= len(view)
+                if message is not None:
+                    done.append(message)
+            if left:
+                view, message = views[0]
+                views[0] = view[left:], message
+
+    def _stage(self, message: Message) -> None:
+        head = memoryview(_HEADER.pack(message.tag, message.nbytes))
+        self._staged += len(head) + message.nbytes
+        if message.nbytes:
+            self._views.append((head, None))
+            self._views.append((message.data.data, message))
+        else:
+            self._views.append((head, message))
+
+    def unsent(self) -> list[Message]:
+        """The messages that have not left."""
+        return [message for _, message in self._views if message is not None] + list(self._waiting)
+
+    def abandon(self, gone: set[Message]) -> None:
+        """Forgets messages; of those that have begun to leave the rest follows, out of a copy."""
+        self._waiting = deque(message for message in self._waiting if message not in gone)
+        for at, (view, message) in enumerate(self._views):
+            if message in gone:
+                self._views[at] = memoryview(bytes(view)), None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Incoming:
+    """A connection on which a peer sends; ``source`` is known once it has said who it is."""
+
+    def __init__(self, connection: socket.socket, rail: int, token: bytes, size: int) -> None:
+        self.source = ANY_SOURCE
+        self._rail = rail
+        self._token = token
+        self._size = size
+        self._socket = connection
+        self._socket.setblocking(False)
+        for option, value in _KEEPALIVE:
+            self._socket.setsockopt(*option, value)
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._have = 0  # bytes in the buffer: the beginning of a header, at most, between two calls
+        self._arrival: Arrival | None = None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def pull(self, receiver: Receiver) -> None:
+        """Takes what has come, up to a fair share. Raises PeerLost."""
+        taken = 0
+        while taken < _BURST:
+            arrival, buffer = self._arrival, self._buffer[self._have :]
+            straight = 0
+            try:
+                if arrival is None or arrival.into is None:
+                    count = self._socket.recv_into(buffer)
+                else:
+                    rest = arrival.into[arrival.at :]
+                    straight = len(rest)
+                    count = self._socket.recvmsg_into([rest, buffer])[0]
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(receiver, f" ({error.strerror or error})")
+            if not count:
+                self._lost(receiver, "")
+            short = count < straight + len(buffer)
+            taken += count
+            if arrival is not None and straight:
+                direct = min(count, straight)
+                arrival.at += direct
+                count -= direct
+                if arrival.at == arrival.nbytes:
+                    self._arrival = None
+                    receiver.complete(arrival)
+            self._have += count
+            self._parse(receiver)
+            if short:
+                return  # it was all that there is, for now
+
+    def _lost(self, receiver: Receiver, why: str) -> NoReturn:
+        if self._arrival is not None:
+            receiver.cut(self._arrival)
+            self._arrival = None
+        raise PeerLost(why)
+
+    def _parse(self, receiver: Receiver) -> None:
+        """Takes messages out of the buffer."""
+        buffer, have, at = self._buffer, self._have, 0
+        if self.source == ANY_SOURCE:
+            if have < _HELLO.size:
+                return
+            self._meet(buffer)
+            at = _HELLO.size
+        while at < have:
+            arrival = self._arrival
+            if arrival is None:
+                if have - at < _HEADER.size:
+                    break
+                tag, nbytes = _HEADER.unpack_from(buffer, at)
+                at += _HEADER.size
+                arrival = self._arrival = receiver.starts(self.source, self._rail, tag, nbytes)
+            count = min(have - at, arrival.nbytes - arrival.at)
+            if count:
+                if arrival.into is not None:
+                    arrival.into[arrival.at : arrival.at + count] = buffer[at : at + count]
+                arrival.at += count
+                at += count
+            if arrival.at == arrival.nbytes:
+                self._arrival = None
+                receiver.complete(arrival)
+        if at:
+            buffer[: have - at] = bytes(buffer[at:have])
+            self._have = have - at
+
+    def _meet(self, buffer: memoryview) -> None:
+        magic, token, rank, rail = _HELLO.unpack_from(buffer)
+        if magic != _MAGIC or not hmac.compare_digest(token, self._token) or rank >= self._size or rail != self._rail:
+            raise PeerLost(" (it is none of this job's)")
+        self.source = rank
+
+    def abandon(self, gone: set[Message]) -> None:
+        """What comes for receives that are abandoned is thrown away."""
+        if self._arrival is not None and self._arrival.receive in gone:
+            self._arrival.into = None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,460 @@
+"""TCP point-to-point over sockets of our own: no thread, no polling, no question before the data.
+
+Gloo asks the receiver before each message, and the answer waits behind all data that leave the same NIC; MPI is polled, which costs the
+cores that other ranks need. Here the kernel wakes whoever waits, and data leave as soon as they are begun.
+
+* A rank opens a connection to a peer, and rail, when it first has something to do with it, and sends on it alone; what it receives comes
+  on the one that the peer has opened. So both ends of a connection agree on its direction, and its end tells of the peer's.
+* A message is a header (tag, length) and its bytes. A receive that was begun gets them where they belong; what comes before its receive
+  is kept. Messages of a connection leave one after the other, in the order in which they were begun, and a later one never waits for the
+  receive of an earlier one.
+* Data leave no faster than the way to the peer carries (:class:`Pace`). Else they queue up ahead of its narrowest link, and where data go
+  both ways the acknowledgements of one direction wait in the queue of the other: a window that fills the link alone then fills half.
+* Whoever waits for messages first becomes the *driver*, who sleeps in ``epoll`` and serves all connections; the other threads sleep until
+  the driver has news, or until it leaves and one of them takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import weakref
+from collections.abc import Sequence
+from threading import Condition, Lock
+from typing import Protocol
+
+import numpy as np
+
+from topoccl.collectives.errors import TransportError
+from topoccl.collectives.transports.base import ANY_SOURCE, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.sockets import Arrival, Incoming, Key, Listener, Outgoing, PeerLost
+
+_CONNECT_CHECK = 1.0  # seconds between two looks at connections that are not made yet
+_COARSE = 5e-3  # seconds from which epoll's own clock, of milliseconds, is fine enough
+
+
+class Pace(Protocol):
+    """How fast data may leave."""
+
+    def __call__(self, peer: int, rail: int) -> float:
+        """Bytes/s that the way to ``peer`` carries, 0 if that is not known."""
+
+
+def unpaced(peer: int, rail: int) -> float:
+    return 0.0
+
+
+def tcp_transport(
+    rank: int,
+    listeners: Sequence[Listener],
+    book: Sequence[Sequence[tuple[str, int]]],
+    token: bytes,
+    timeout: float,
+    pace: Pace = unpaced,
+) -> Transport:
+    """A transport over ``len(book)`` ranks.
+
+    Args:
+        rank: of this process.
+        listeners: this rank's, one for each rail; the transport's from now on.
+        book: for each rank, the address and port of its listener on each rail.
+        token: a secret of this job, equal on all ranks.
+        timeout: seconds that a connection may take to be made.
+        pace: of what is sent.
+    """
+    return Endpoint(TcpMedium(rank, listeners, book, token, timeout, pace))
+
+
+class TcpMedium(Medium):
+    """Arguments as for :func:`tcp_transport`. All state is under ``_lock``."""
+
+    name = "tcp"
+    max_group = (1 << 31) - 1
+
+    def __init__(
+        self,
+        rank: int,
+        listeners: Sequence[Listener],
+        book: Sequence[Sequence[tuple[str, int]]],
+        token: bytes,
+        timeout: float,
+        pace: Pace,
+    ) -> None:
+        self.rank = rank
+        self.size = len(book)
+        self.rails = len(listeners)
+        self._listeners = {listener.fileno(): (rail, listener) for rail, listener in enumerate(listeners)}
+        self._book = book
+        self._token = token
+        self._timeout = timeout
+        self._pace = pace
+        self._lock = Lock()
+        self._news = Condition(self._lock)
+        self._sleepers = 0
+        self._driving = False
+        self._closed = False
+        self._outgoing: dict[tuple[int, int], Outgoing] = {}  # by peer and rail
+        self._links: dict[int, Outgoing | Incoming] = {}  # by descriptor
+        self._connecting: set[Outgoing] = set()
+        self._posted: dict[Key, list[Message]] = {}  # receives, in the order in which they were begun
+        self._early: dict[Key, list[Arrival]] = {}  # messages that nobody has asked for, in the order in which they began to come
+        self._lost: dict[int, str] = {}  # peers that are gone, and why
+        self._epoll = select.epoll()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._alarm, select.EPOLLIN)
+        for number in self._listeners:
+            self._epoll.register(number, select.EPOLLIN)
+        _media.add(self)
+
+    # Messages begin
+
+    def begin(self, message: Message) -> None:
+        with self._lock:
+            if not message.is_send:
+                self._begin_receive(message)
+            elif message.peer == self.rank:
+                self._send_to_self(message)
+            else:
+                link = self._link(message.peer, message.rail, message)
+                first = link.idle
+                link.queue(message)
+                if first:
+                    self._push(link)
+
+    def _send_to_self(self, message: Message) -> None:
+        arrival = Arrival(self.rank, (message.tag, message.rail), message.nbytes, message)
+        arrival.at, arrival.into = message.nbytes, message.data.data
+        receive = self._take_posted(arrival)
+        if receive is None:
+            self._early.setdefault(arrival.key, []).append(arrival)
+        else:
+            self._deliver(arrival, receive)
+            self._tell()
+
+    def _begin_receive(self, message: Message) -> None:
+        key = (message.tag, message.rail)
+        early = self._early.get(key)
+        if early is not None:
+            for arrival in early:
+                if message.peer in (ANY_SOURCE, arrival.source):
+                    early.remove(arrival)
+                    if not early:
+                        del self._early[key]
+                    self._deliver(arrival, message)
+                    return
+        if message.peer not in (ANY_SOURCE, self.rank):
+            self._link(message.peer, message.rail, message)  # whose end tells of the peer's
+        elif message.peer == ANY_SOURCE and self._lost and (why := self._nobody_left(message)):
+            raise TransportError(f"{message.endpoint}: cannot {message}: {why}")
+        self._posted.setdefault(key, []).append(message)
+
+    def _link(self, peer: int, rail: int, message: Message) -> Outgoing:
+        """The connection on which this rank sends to ``peer``; begins to make it if there is none."""
+        if peer in self._lost:
+            raise TransportError(f"{message.endpoint}: cannot {message}: {self._lost[peer]}")
+        link = self._outgoing.get((peer, rail))
+        if link is None:
+            if self._closed:
+                raise TransportError(f"{message.endpoint}: cannot {message}: the transport is closed")
+            own = self._listeners_by_rail(rail)
+            try:
+                link = Outgoing(peer, self._book[peer][rail], own.address, self._token, self.rank, rail, self._pace(peer, rail))
+            except OSError as error:
+                raise TransportError(
+                    f"{message.endpoint}: cannot {message}: no connection to {_place(self._book[peer][rail])}: {error}"
+                ) from error
+            self._outgoing[peer, rail] = self._links[link.fileno()] = link
+            self._connecting.add(link)
+            self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+        return link
+
+    def _listeners_by_rail(self, rail: int) -> Listener:
+        return next(listener for number, listener in self._listeners.values() if number == rail)
+
+    # Messages come
+
+    def _take_posted(self, arrival: Arrival) -> Message | None:
+        """The receive that this message is for, out of those that were begun."""
+        posted = self._posted.get(arrival.key)
+        if posted is None:
+            return None
+        for at, message in enumerate(posted):
+            if message.peer in (ANY_SOURCE, arrival.source):
+                del posted[at]
+                if not posted:
+                    del self._posted[arrival.key]
+                return message
+        return None
+
+    def starts(self, source: int, rail: int, tag: int, nbytes: int) -> Arrival:
+        """A message of ``nbytes`` begins to come."""
+        arrival = Arrival(source, (tag, rail), nbytes)
+        receive = self._take_posted(arrival)
+        if receive is None:
+            arrival.into = np.empty(nbytes, np.uint8).data
+            self._early.setdefault(arrival.key, []).append(arrival)
+        else:
+            self._accept(arrival, receive)
+        return arrival
+
+    def _accept(self, arrival: Arrival, receive: Message) -> None:
+        arrival.receive = receive
+        arrival.into = receive.data.data if receive.nbytes == arrival.nbytes else None
+
+    def _deliver(self, arrival: Arrival, receive: Message) -> None:
+        """Gives a message that has come, or begun to, to a receive."""
+        held, sender = arrival.into, arrival.sender
+        self._accept(arrival, receive)
+        if arrival.at and arrival.into is not None and held is not None:
+            arrival.into[: arrival.at] = held[: arrival.at]
+        if arrival.at == arrival.nbytes:
+            self.complete(arrival)
+        if sender is not None:
+            sender.finish(receive.error)
+
+    def complete(self, arrival: Arrival) -> None:
+        """All bytes of a message have come."""
+        receive = arrival.receive
+        if receive is not None:
+            wrong = None
+            if receive.nbytes != arrival.nbytes:
+                wrong = TransportError(f"{receive.endpoint}: {receive} failed: met a message of {arrival.nbytes} bytes")
+            receive.finish(wrong, arrival.source)
+
+    # Connections
+
+    def _push(self, link: Outgoing) -> None:
+        """Sends what can be sent at once."""
+        try:
+            done, blocked = link.push()
+        except OSError as error:
+            self._lose(link.peer, _closed(f" ({error.strerror or error})"))
+            return
+        for message in done:
+            message.finish()
+        if blocked != link.armed:
+            link.armed = blocked
+            events = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if blocked else 0)
+            self._epoll.modify(link.fileno(), events)
+
+    def _serve(self, number: int, events: int) -> None:
+        if number == self._alarm:
+            os.eventfd_read(self._alarm)
+            return
+        if number in self._listeners:
+            self._accept_links(*self._listeners[number])
+            return
+        link = self._links.get(number)
+        if isinstance(link, Incoming):
+            self._pull(link)
+        elif link is not None:
+            self._serve_outgoing(link, events)
+
+    def _accept_links(self, rail: int, listener: Listener) -> None:
+        for link in listener.accept(rail, self._token, self.size):
+            self._links[link.fileno()] = link
+            self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+            self._pull(link)
+
+    def _pull(self, link: Incoming) -> None:
+        try:
+            link.pull(self)
+        except PeerLost as lost:
+            self._drop(link)
+            if link.source != ANY_SOURCE:
+                self._lose(link.source, _closed(str(lost)))
+
+    def _serve_outgoing(self, link: Outgoing, events: int) -> None:
+        if link in self._connecting:
+            problem = link.connected()
+            if problem is not None:
+                self._lose(link.peer, f"no connection to {_place(self._book[link.peer][link.rail])}: {problem}")
+                return
+            self._connecting.discard(link)
+        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+            self._lose(link.peer, _closed())
+            return
+        self._push(link)
+
+    def _drop(self, link: Outgoing | Incoming) -> None:
+        number = link.fileno()
+        if self._links.pop(number, None) is not None:
+            self._epoll.unregister(number)
+            link.close()
+
+    def _lose(self, peer: int, why: str) -> None:
+        """After the end of a peer: its connections are closed and what is open with it fails."""
+        self._lost.setdefault(peer, why)
+        stranded: list[Message] = []
+        for going in [link for link in self._links.values() if isinstance(link, Outgoing) and link.peer == peer]:
+            stranded += going.unsent()
+            self._connecting.discard(going)
+            self._drop(going)
+        # What the peer has sent before its end is still read, up to the end of each connection.
+        for rail, listener in self._listeners.values():
+            self._accept_links(rail, listener)
+        coming = [link for link in self._links.values() if isinstance(link, Incoming) and link.source == peer]
+        if not coming:
+            for key, posted in list(self._posted.items()):
+                gone = [m for m in posted if m.peer == peer or (m.peer == ANY_SOURCE and self._nobody_left(m))]
+                stranded += gone
+                self._unpost(key, gone)
+        for link in coming:
+            self._pull(link)
+        for message in stranded:
+            message.finish(TransportError(f"{message.endpoint}: {message} failed: {self._lost[peer]}"))
+
+    def _unpost(self, key: Key, gone: list[Message]) -> None:
+        left = [message for message in self._posted.get(key, ()) if message not in gone]
+        if left:
+            self._posted[key] = left
+        else:
+            self._posted.pop(key, None)
+
+    def cut(self, arrival: Arrival) -> None:
+        """The connection has ended in the middle of this message."""
+        receive = arrival.receive
+        if receive is not None:
+            receive.finish(
+                TransportError(
+                    f"{receive.endpoint}: {receive} failed: the connection was closed after {arrival.at} bytes of {arrival.nbytes}"
+                )
+            )
+        elif arrival.key in self._early:
+            self._early[arrival.key].remove(arrival)
+            if not self._early[arrival.key]:
+                del self._early[arrival.key]
+
+    def _nobody_left(self, message: Message) -> str:
+        """Why nobody can send to a receive from any source; empty when somebody can."""
+        others = [rank for rank in message.endpoint.members if rank != self.rank]
+        if others and all(rank in self._lost for rank in others):
+            return f"all other ranks have died or have closed their transports ({self._lost[others[0]]})"
+        return ""
+
+    # Waiting
+
+    def progress(self, requests: Sequence[Request], timeout: float) -> None:
+        deadline = time.monotonic() + timeout if timeout > 0 else 0.0
+        left = timeout if requests else 0.0
+        while True:
+            for request in requests:
+                if request.done:
+                    return
+            with self._lock:
+                if self._closed or any(request.done for request in requests):
+                    return
+                drive = not self._driving
+                if drive:
+                    self._driving = True
+                elif left <= 0:
+                    return
+                else:
+                    self._sleepers += 1
+                    self._news.wait(left)
+                    self._sleepers -= 1
+            if drive:
+                self._drive(left)
+            if left <= 0:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+
+    def _drive(self, left: float) -> None:
+        events: list[tuple[int, int]] = []
+        try:
+            events = self._sleep(left)
+        finally:
+            with self._lock:
+                self._driving = False
+                if not self._closed:
+                    for number, what in events:
+                        self._serve(number, what)
+                    if self._connecting:
+                        self._check_connecting()
+                if self._sleepers:
+                    self._news.notify_all()
+
+    def _sleep(self, left: float) -> list[tuple[int, int]]:
+        if 0 < left < _COARSE and self._epoll.fileno() < 1024:
+            select.select([self._epoll.fileno()], [], [], left)
+            left = 0
+        return self._epoll.poll(min(left, _CONNECT_CHECK) if self._connecting else left)
+
+    def _check_connecting(self) -> None:
+        now = time.monotonic()
+        for link in [link for link in self._connecting if now - link.since > self._timeout]:
+            where = _place(self._book[link.peer][link.rail])
+            self._lose(link.peer, f"no connection to {where} within {self._timeout:g} s")
+
+    def _tell(self) -> None:
+        """Something was done outside the driver."""
+        if self._driving:
+            os.eventfd_write(self._alarm, 1)
+        if self._sleepers:
+            self._news.notify_all()
+
+    # The end
+
+    def abandon(self, messages: Sequence[Message]) -> None:
+        gone = set(messages)
+        if not gone:
+            return
+        with self._lock:
+            for key in {(message.tag, message.rail) for message in gone}:
+                self._unpost(key, [m for m in self._posted.get(key, ()) if m in gone])
+                early = self._early.get(key, [])
+                early[:] = [arrival for arrival in early if arrival.sender not in gone]
+                if not early:
+                    self._early.pop(key, None)
+            for link in self._links.values():
+                link.abandon(gone)
+            self._tell()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._tell()
+            for link in list(self._links.values()):
+                self._drop(link)
+            for _, listener in self._listeners.values():
+                listener.close()
+            self._early.clear()
+        end = time.monotonic() + 1.0
+        while self._driving and time.monotonic() < end:  # it still sleeps in epoll, but was told
+            time.sleep(1e-4)
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes the descriptors of this process, which says nothing to peers as long as another process holds them, too."""
+        _media.discard(self)
+        for link in self._links.values():
+            link.close()
+        for _, listener in self._listeners.values():
+            listener.close()
+        self._links.clear()
+        if not self._epoll.closed:
+            self._epoll.close()
+            os.close(self._alarm)
+
+
+def _closed(why: str = "") -> str:
+    return f"the connection was closed: the peer has died or has closed its transport{why}"
+
+
+def _place(where: tuple[str, int]) -> str:
+    return f"[{where[0]}]:{where[1]}" if ":" in where[0] else f"{where[0]}:{where[1]}"
+
+
+_media: weakref.WeakSet[TcpMedium] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child must not keep its parent's connections open beyond the parent's end."""
+    for medium in list(_media):
+        medium.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
