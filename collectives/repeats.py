@@ -57,42 +57,14 @@ class Repeats:
         """What is known of such a call, and its flat input and output; None when it must be checked as one never seen."""
         first = dst if src is None else src
         try:
-            if type(first) is np.ndarray:
-                return self._find_arrays(what, root, op, src, dst, first.dtype)
-            return self._find_tensors(what, root, op, src, dst, first.dtype)
+            kind = first.dtype
+            if type(first) is not np.ndarray:
+                return self._find_tensors(what, root, op, src, dst, kind)
+            size = _NONE if src is None else src.size
+            known = self._known.get((what, root, op, kind, size, _NONE if dst is None else _IN_PLACE if src is dst else dst.size))
+            return None if known is None else _arrays(known, src, dst, kind)
         except (AttributeError, RuntimeError, TypeError):  # neither an array nor a dense tensor: said where it is bound
             return None
-
-    def _find_arrays(
-        self, what: str, root: int | None, op: str | None, src: Any, dst: Any, kind: np.dtype[Any]
-    ) -> tuple[Known, Array, Array] | None:  # fmt: skip
-        size = _NONE if src is None else src.size
-        other = _NONE if dst is None else _IN_PLACE if src is dst else dst.size
-        known = self._known.get((what, root, op, kind, size, other))
-        if known is None:
-            return None
-        out = known.absent
-        owned = True
-        if dst is not None:
-            flags = dst.flags
-            if type(dst) is not np.ndarray or not flags.carray or dst.dtype is not kind:
-                return None
-            owned = flags.owndata
-            out = dst if dst.ndim == 1 else dst.reshape(-1)
-            if not known.dtype.native:
-                out = out.view(known.dtype.carrier)
-            if src is dst:
-                return known, out, out
-        if src is None:
-            return known, known.absent, out
-        flags = src.flags
-        if not flags.c_contiguous:
-            return None
-        # Arrays that own their memory are apart from all others.
-        if dst is not None and not (owned and flags.owndata) and np.may_share_memory(src, dst):
-            return None
-        inp = src if src.ndim == 1 else src.reshape(-1)
-        return known, inp if known.dtype.native else inp.view(known.dtype.carrier), out
 
     def _find_tensors(
         self, what: str, root: int | None, op: str | None, src: Any, dst: Any, kind: Any
@@ -122,6 +94,31 @@ class Repeats:
         if address < end and begin < address + size * dtype.itemsize:
             return None
         return known, memory_of(src, address, size, dtype), out
+
+
+def _arrays(known: Known, src: Any, dst: Any, kind: np.dtype[Any]) -> tuple[Known, Array, Array] | None:
+    out = known.absent
+    owned = True
+    if dst is not None:
+        flags = dst.flags
+        if type(dst) is not np.ndarray or not flags.carray or dst.dtype is not kind:
+            return None
+        owned = flags.owndata
+        out = dst if dst.ndim == 1 else dst.reshape(-1)
+        if not known.dtype.native:
+            out = out.view(known.dtype.carrier)
+        if src is dst:
+            return known, out, out
+    if src is None:
+        return known, known.absent, out
+    flags = src.flags
+    if not flags.c_contiguous:
+        return None
+    # Arrays that own their memory are apart from all others.
+    if dst is not None and not (owned and flags.owndata) and np.may_share_memory(src, dst):
+        return None
+    inp = src if src.ndim == 1 else src.reshape(-1)
+    return known, inp if known.dtype.native else inp.view(known.dtype.carrier), out
 
 
 def _dense(tensor: Any, dtype: DType) -> bool:

@@ -57,6 +57,9 @@ class TorchContender:
         inp, out = self._torch.ones(n), self._torch.ones(m)
         parts_in, parts_out = list(inp.chunk(ranks)), list(out.chunk(ranks))
         root = rank == 0
+        # Older names only where there are no others: torch 2.13 spends time on warnings that nobody sees.
+        all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
         def sendrecv() -> None:
             works = [dist.isend(inp, (rank + 1) % ranks, group=group), dist.irecv(out, (rank - 1) % ranks, group=group)]
@@ -65,8 +68,8 @@ class TorchContender:
 
         calls: dict[str, Call] = {
             "all_reduce": lambda: dist.all_reduce(inp, group=group),
-            "all_gather": lambda: dist.all_gather_into_tensor(out, inp, group=group),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, inp, group=group),
+            "all_gather": lambda: all_gather(out, inp, group=group),
+            "reduce_scatter": lambda: reduce_scatter(out, inp, group=group),
             "all_to_all": lambda: dist.all_to_all_single(out, inp, group=group),
             "broadcast": lambda: dist.broadcast(inp, 0, group=group),
             "reduce": lambda: dist.reduce(inp, 0, group=group),

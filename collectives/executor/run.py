@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Bufs
-from topoccl.collectives.executor.program import AHEAD, Item, NetMessage, Program
+from topoccl.collectives.executor.program import AHEAD, Item, NetMessage, Program, Step
 from topoccl.collectives.executor.reach import address_of, hide, show
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
 
@@ -66,10 +66,10 @@ class Runner:
         """
         if program.shows is not None:
             self._run_showing(program, bufs, base, timeout, what)
-        elif program.flat is not None:
-            self._run_flat(program, bufs, base, timeout, what)
-        else:
+        elif program.flat is None:
             _LaneRun(self, program, bufs, base, timeout, what).run()
+        else:
+            self._run_flat(program.flat, program, bufs, base, timeout, what)
 
     def drain(self, program: Program, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Waits until all have read what an earlier run of ``program``, with counters from ``base`` on, has sent."""
@@ -81,23 +81,23 @@ class Runner:
     def _run_showing(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Shows the buffers to peers while the program runs, and until all have read what they need."""
         assert program.shows is not None
+        assert program.flat is not None
         line, frame = program.shows
         flags = self.flags
         inp, out, scratch = bufs
         frame.addresses, frame.base = (address_of(inp), address_of(out), address_of(scratch)), base
         show(flags, line, base, *frame.addresses[:2])
         try:
-            self._run_flat(program, bufs, base, timeout, what)
+            self._run_flat(program.flat, program, bufs, base, timeout, what)
             for word, count in program.drained:
                 if flags[word] < base + count:
                     self._wait(word, base + count, timeout, what, program.waits_for)
         finally:
             hide(flags, line)
 
-    def _run_flat(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+    def _run_flat(self, steps: list[Step], program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         flags, spins = self.flags, self._spins
-        assert program.flat is not None
-        for guards, act, signals in program.flat:
+        for guards, act, signals in steps:
             for word, count in guards:
                 value = base + count
                 if flags[word] < value:

@@ -53,7 +53,7 @@ class TopocclGroup(compat.Group):
 
     def _run(self, outputs: Any, opts: Any, method: Callable[..., Any], *args: Any, **named: Any) -> Done:
         """One call of the communicator."""
-        timeout = seconds(opts.timeout)
+        timeout = seconds(opts.timeout) if self._several else None
         if profiling():
             return self._run_all(outputs, opts, lambda limit: method(*args, timeout=limit, **named), method.__name__, args)
         if not opts.asyncOp and self._coalesced is None:
