@@ -40,8 +40,10 @@ def store(target: Any, values: Array, dtype: DType) -> None:
 
 
 def contiguous(data: Any) -> Any:
-    """A copy of a tensor or array whose elements follow each other."""
-    return np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data.detach().contiguous()
+    """A tensor or array of the same elements that lie in memory as they are, one after the other."""
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data)
+    return data.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def landing(what: str, dst: Any, dtype: DType) -> tuple[Array, Any]:

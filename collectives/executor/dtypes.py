@@ -6,6 +6,7 @@ Moving needs no more than the bytes; reductions use the carrier where NumPy know
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ _Memory = ctypes.c_char * (1 << 62)  # memory from an address on; arrays made of
 
 # torch dtypes that NumPy has no type for, or reduces slowly and without float32 accumulation: carried as integers.
 _CARRIED = {"float16": "int16", "bfloat16": "int16", "float8": "int8", "complex32": "int32"}
+# Those of torch's that no operator adds, such as several numbers in a byte.
+_OPAQUE = re.compile(r"float4_\w+|bits\d\w*|u?int[1-7]")
 
 
 class DType:
@@ -31,11 +34,13 @@ class DType:
         carrier: the NumPy type that holds it while it is moved.
         itemsize: bytes per element.
         native: whether the carrier is the type itself, so that NumPy's ufuncs may reduce it.
+        opaque: whether it can only be moved.
     """
 
-    __slots__ = ("carrier", "is_complex", "is_floating", "itemsize", "name", "native")
+    __slots__ = ("carrier", "is_complex", "is_floating", "itemsize", "name", "native", "opaque")
 
-    def __init__(self, name: str, carrier: np.dtype[Any]) -> None:
+    def __init__(self, name: str, carrier: np.dtype[Any], opaque: bool = False) -> None:
+        self.opaque = opaque
         self.name = name
         self.carrier = carrier
         self.itemsize = carrier.itemsize
@@ -76,21 +81,22 @@ def dtype_of(data: Any) -> DType:
         raise ConfigError(f"expected a torch tensor or a NumPy array, got {type(data).__name__}") from None
     if found is None:
         name = str(data.dtype).removeprefix("torch.")
+        opaque = _OPAQUE.fullmatch(name) is not None
         try:
-            carrier = np.dtype(_carrier(name))
+            carrier = np.dtype(f"int{8 * data.dtype.itemsize}" if opaque else _carrier(name))
         except TypeError:
             raise ConfigError(f"dtype {data.dtype} cannot be sent: it has no fixed representation in memory") from None
         if carrier.kind not in "biufc" or not carrier.isnative:
             raise ConfigError(f"dtype {data.dtype} cannot be sent: elements must be plain numbers in this machine's byte order")
-        found = _known[data.dtype] = _by_name.setdefault(name, DType(name, carrier))
+        found = _known[data.dtype] = _by_name.setdefault(name, DType(name, carrier, opaque))
     return found
 
 
 def flat(data: Any, dtype: DType) -> Array:
-    """A flat carrier view of a contiguous tensor or array; shares its storage.
+    """A flat carrier view of a tensor or array that :func:`is_contiguous`; shares its storage.
 
     Raises:
-        ConfigError: a tensor whose elements are not in this process's memory as they are (sparse, of a device, lazily conjugated).
+        ConfigError: a tensor whose elements are not in this process's memory as they are (sparse, of a device).
     """
     if isinstance(data, np.ndarray):
         view = (data if type(data) is np.ndarray else np.asarray(data)).reshape(-1)  # np.matrix would never be flat
@@ -104,8 +110,6 @@ def flat(data: Any, dtype: DType) -> Array:
             _check_kind(type(data))
         if not data.is_cpu:
             raise TypeError(f"it is on device {data.device}")
-        if data.is_conj() or data.is_neg():
-            raise TypeError("its elements are yet to be conjugated or negated; call resolve_conj() or resolve_neg()")
         address = data.data_ptr()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"this tensor of {dtype.name} cannot be sent: {str(error).splitlines()[0]}") from None
@@ -130,7 +134,7 @@ def _check_kind(kind: type) -> None:
 
 
 def is_contiguous(data: Any) -> bool:
-    """Whether the elements of a tensor or an array follow each other in memory.
+    """Whether the elements of a tensor or an array lie in memory as they are, one after the other.
 
     Raises:
         ConfigError: something else that has a dtype, such as a NumPy scalar, or a tensor without dense memory.
@@ -138,7 +142,7 @@ def is_contiguous(data: Any) -> bool:
     if isinstance(data, np.ndarray):
         return bool(data.flags.c_contiguous)
     try:
-        return bool(data.is_contiguous())
+        return bool(data.is_contiguous() and not data.is_neg() and not data.is_conj())
     except (AttributeError, RuntimeError):
         raise ConfigError(f"expected a dense torch tensor or a NumPy array, got {type(data).__name__} of {data.dtype}") from None
 

@@ -81,8 +81,10 @@ def check_op(op: str, dtype: DType) -> None:
     """Refuses a pair without meaning before anything is sent.
 
     Raises:
-        ConfigError: bitwise operations on floating or complex elements, MIN or MAX of complex ones.
+        ConfigError: bitwise operations on floating or complex elements, MIN or MAX of complex ones, types that torch cannot add.
     """
+    if dtype.opaque:
+        raise ConfigError(f"reduction {op} has no meaning for {dtype.name}: its elements can only be moved")
     if op in ("band", "bor", "bxor") and (dtype.is_floating or dtype.is_complex):
         raise ConfigError(f"reduction {op} has no meaning for {dtype.name}; it needs integers or bool")
     if op in ("min", "max") and dtype.is_complex:

@@ -26,7 +26,7 @@ _others: ContextVar[dict[str, str]] = ContextVar("_others")
 
 def install() -> None:
     """Replaces functions of ``torch.distributed``; calling it again changes nothing."""
-    for replacement in (monitored_barrier, split_group, _set_pg_timeout, _new_process_group_helper):
+    for replacement in (monitored_barrier, split_group, _set_pg_timeout, _new_process_group_helper, _coalescing_manager):
         _replace(replacement)
 
 
@@ -121,6 +121,20 @@ def split_group(
     )  # fmt: skip
     _module._world.pg_group_ranks[group] = {rank: at for at, rank in enumerate(members)}
     return group
+
+
+@contextmanager
+def _coalescing_manager(of_torch: Any, group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
+    """After an error in its body torch's goes on collecting calls, which then are never made."""
+    ours: Any = group or _module._get_default_group()
+    try:
+        with of_torch(group, device, async_ops) as manager:
+            yield manager
+    except BaseException:
+        if isinstance(ours, Group):
+            _module._world.pg_coalesce_state.pop(ours, None)
+            ours._end_coalescing(device)
+        raise
 
 
 def _register_builtin_comm_hook(of_torch: Any, self: Any, comm_hook_type: Any) -> None:

@@ -43,7 +43,6 @@ REFUSED: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "sparse": (lambda c: c.all_reduce(torch.eye(3).to_sparse()), "not dense but torch.sparse_coo"),
     "compressed rows": (lambda c: c.all_reduce(torch.eye(3).to_sparse_csr()), "expected a dense torch tensor"),
     "without memory": (lambda c: c.all_reduce(torch.empty(3, device="meta")), "cannot be sent: it is on device meta"),
-    "lazily conjugated": (lambda c: c.all_reduce(torch.ones(3, dtype=torch.complex64).conj()), "call resolve_conj"),
     "objects": (lambda c: c.all_reduce(np.array([None])), "dtype object cannot be sent"),
     "text": (lambda c: c.all_reduce(np.array(["a"])), "cannot be sent"),
     "big-endian": (lambda c: c.all_reduce(np.ones(3, ">f4")), "this machine's byte order"),
