@@ -130,8 +130,9 @@ class Profile:
 IDEAL = Profile("ideal")
 """Nothing but the links: latency and bandwidth as the topology says, processors and memory infinitely fast."""
 
-# Typical of two cores of a small x86 server: one message through shared memory costs Python some three microseconds on each side,
-# one MPI point-to-point message a few, one Gloo message a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
+# Typical of two cores of a small x86 server: one message through shared memory costs Python some three microseconds on each side, one
+# between hosts, with its share of the kernel's work and with caches that the wait has left cold, ten times as much; a Gloo message
+# also a hand-over to a thread and back. Memory moves 10 GB/s per core, and the
 # area of a rank for messages to others of its host has 8 MiB. 5 % of a TCP stream over Ethernet are headers.
 _SHARED_MEMORY = Medium(
     send_overhead=3e-6,
@@ -147,14 +148,14 @@ _PROFILES = {
     "tcp": Profile(
         "tcp",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=15e-6, recv_overhead=15e-6, efficiency=0.95),
+        network=Medium(send_overhead=35e-6, recv_overhead=35e-6, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),
     "mpi": Profile(
         "mpi",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=5e-6, recv_overhead=5e-6, both_ways=0.85, efficiency=0.95),
+        network=Medium(send_overhead=25e-6, recv_overhead=25e-6, both_ways=0.95, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),

@@ -344,7 +344,8 @@ def _measured(model: CostModel, block: float, measured: Measured) -> Prediction:
 def _argmin(predictions: Mapping[str, Prediction]) -> str:
     fastest = min(p.seconds for p in predictions.values())
     equal = [label for label, p in predictions.items() if p.seconds <= fastest * (1 + EQUAL)]
-    return min(equal, key=lambda label: predictions[label].messages)  # the first of several
+    # Streams of TCP need a while to find their rate, and hosts that change partners meet others that are late. Else the first of several.
+    return min(equal, key=lambda label: (predictions[label].partners, predictions[label].messages))
 
 
 def _compare(winner: str, predictions: Mapping[str, Prediction], least: Mapping[str, float]) -> dict[str, str]:

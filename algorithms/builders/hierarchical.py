@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.common import check, check_choice, one_rank
 from topoccl.algorithms.builders.direct import fold_in_order, others
+from topoccl.algorithms.builders.recursive_doubling import double
 from topoccl.algorithms.layout import host_groups, rail_owners
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
 
 NAME = "hierarchical"
-INTER = ("ring", "direct", "exchange")
+INTER = ("ring", "direct", "exchange", "doubling")
 
 _WITHIN, _BETWEEN, _PUBLISH = 0, 1, 2  # channels of the three phases; rings of one rail use _PUBLISH + 1 and so on
 
@@ -42,12 +43,13 @@ def build(spec: CollectiveSpec, topology: Topology, *, inter: str = "ring", chan
 
        * "ring": rings in the order of the hosts, ``channels`` per rail, odd ones backwards; 2(H-1) rounds;
        * "direct": each owner sums the pieces of one H-th and publishes the sum; 2 rounds;
-       * "exchange": every owner publishes its share, all sum all of them in the order of the hosts; 1 round.
+       * "exchange": every owner publishes its share, all sum all of them in the order of the hosts; 1 round;
+       * "doubling": the owners of a single rail swap the whole vector by recursive doubling; lg H rounds, plus 2 when H is no power of two.
     3. Every owner publishes the result to its host in one step.
 
-    A host sends and receives 2(H-1)/H n in all, the least possible ("exchange": (H-1) n, the same for two hosts); a rank sends at most
-    n inside its host in phase 1, and publishes n/R there in phase 3. No scratch, so all segments may be under way at once. Sums are made
-    once or in the same order everywhere, so all ranks end with the same bits. Right in place.
+    A host sends and receives 2(H-1)/H n in all, the least possible ("exchange": (H-1) n, the same for two hosts; "doubling": lg H n); a
+    rank sends at most n inside its host in phase 1, and publishes n/R there in phase 3. No scratch, so all segments may be under way at
+    once. Sums are made once or in the same order everywhere, so all ranks end with the same bits. Right in place.
 
     Raises:
         ValueError: an unknown ``inter``, ``channels`` below 1 (or not 1 without rings), or arguments that do not fit together.
@@ -60,8 +62,8 @@ def build(spec: CollectiveSpec, topology: Topology, *, inter: str = "ring", chan
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)
     groups, owners = host_groups(topology), rail_owners(topology)
-    hosts, rails = len(groups), len(owners[0])
-    share = 1 if inter == "exchange" else hosts * channels
+    hosts, rails = len(groups), 1 if inter == "doubling" else len(owners[0])
+    share = 1 if inter in ("exchange", "doubling") else hosts * channels
     b = ScheduleBuilder(spec, NAME, chunks=rails * share, params=params)
     for at, group in enumerate(groups):
         source = Buf.OUTPUT if len(group) > 1 else Buf.INPUT
@@ -72,7 +74,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, inter: str = "ring", chan
         _reduce_in_host(b, group, of_host)
         if hosts > 1:
             for rail in of_host:
-                {"ring": _ring, "direct": _direct, "exchange": _exchange}[inter](b, rail, channels)
+                {"ring": _ring, "direct": _direct, "exchange": _exchange, "doubling": _doubling}[inter](b, rail, channels)
         _publish_in_host(b, group, of_host)
     return b.build()
 
@@ -147,6 +149,10 @@ def _exchange(b: ScheduleBuilder, rail: _Rail, channels: int) -> None:
     fold_in_order(b, b.lane(own, "arrive", channel=_BETWEEN), rail.owners, own, (rail.source, start), (Buf.OUTPUT, start))
 
 
+def _doubling(b: ScheduleBuilder, rail: _Rail, channels: int) -> None:
+    double(b, [(owner,) for owner in rail.owners], rail.owner, rail.source, rail.chunks.start, _BETWEEN)
+
+
 def reject(spec: CollectiveSpec, topology: Topology) -> str | None:
     if len(topology.ranks_by_host) == 1 and spec.ranks > 1:
         return "all ranks are on one host: this is two_shot"
@@ -158,7 +164,7 @@ ALGORITHMS = (
         name=NAME,
         collectives=("all_reduce",),
         build=build,
-        variants=({"inter": "ring"}, {"inter": "direct"}, {"inter": "exchange"}, {"inter": "ring", "channels": 2}),
+        variants=({"inter": "ring"}, {"inter": "direct"}, {"inter": "exchange"}, {"inter": "doubling"}, {"inter": "ring", "channels": 2}),
         reject=reject,
         summary="reduce in the host, exchange between hosts on parallel rails, publish in the host",
     ),

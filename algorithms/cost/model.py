@@ -26,7 +26,7 @@ FLOW_LIMIT = 30_000
 """Schedules with more messages per segment than this are predicted level by level instead of event by event,"""
 FLOW_WIDTH = 450
 """and so are schedules with more messages than this under way at once, for which levels are a good picture anyway."""
-SIMULATED_STEPS = 2000
+SIMULATED_STEPS = 6000
 """As many segments are simulated as make about so many steps; the time of more is extrapolated."""
 SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
@@ -45,6 +45,7 @@ class Prediction:
         segments: the pipeline segments this is for.
         mode: ``flow`` (simulated, contention by max-min sharing) or ``wavefront`` (level by level, for very many messages).
         messages: all messages, in all segments.
+        partners: ordered pairs of hosts one of which sends to the other.
         bytes_by_kind: payload bytes that cross each kind of link; a message counts once for each kind on its route.
         bytes_by_link: payload bytes on each link in use, by index into ``topology.links``; what one step publishes to several
             ranks through shared memory counts once on a link that they share.
@@ -57,6 +58,7 @@ class Prediction:
     segments: int
     mode: Mode
     messages: int
+    partners: int
     bytes_by_kind: dict[str, float]
     bytes_by_link: dict[int, float]
     bottleneck_link: int | None
@@ -170,6 +172,7 @@ class CostModel:
             segments=segments,
             mode=self.mode,
             messages=len(low.messages) * segments,
+            partners=self._partners,
             bytes_by_kind=self._bytes_by_kind(whole),
             bytes_by_link={i: float(on_link[i]) for i in np.flatnonzero(on_link).tolist()},
             bottleneck_link=widest,
@@ -248,6 +251,13 @@ class CostModel:
         finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]
         fastest = min(p.seconds for p in finals)
         return min((p for p in finals if p.seconds <= fastest * (1 + SEGMENT_GAIN)), key=lambda p: p.segments)
+
+    @cached_property
+    def _partners(self) -> int:
+        hosts = {host: number for number, host in enumerate(dict.fromkeys(self.topology.host_of_rank))}
+        host = np.array([hosts[name] for name in self.topology.host_of_rank])[self.schedule.step_rank]
+        source, target = host[self._low.messages.sender], host[self._low.messages.receiver]
+        return len(np.unique((source * len(hosts) + target)[source != target]))
 
     def _bytes_by_kind(self, whole: Floats) -> dict[str, float]:
         low, links = self._low, self.topology.links
