@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Bufs
-from topoccl.collectives.executor.program import AHEAD, Item, NetMessage, Program, Step
+from topoccl.collectives.executor.program import AHEAD, Item, Mark, NetMessage, Program, Step
 from topoccl.collectives.executor.reach import address_of, hide, show
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
+from topoccl.collectives.transports.base import Request
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from topoccl.collectives.transports.base import Request, Transport
+    from topoccl.collectives.transports.base import Transport
 
+_NEVER = Request()  # that nobody ends: what a lane waits for that has nothing left to do
+_ALWAYS = -1
 _NO_FLAGS = memoryview(b"\0" * 8).cast("q")
-_POLL = 200e-6  # longest sleep on the transport while a lane waits for shared memory
-_PATIENCE = 0.05  # ... and when none does
+_POLL = 100e-6  # first sleep on the transport while a lane waits for shared memory,
+_LONGEST_POLL = 1e-3  # longest,
+_PATIENCE = 0.05  # and when none does
 
 
 class Runner:
@@ -150,18 +154,32 @@ class _LaneRun:
         self.open: list[Request] = []
         self.blocked_on_memory = False
         self.nap = FIRST_NAP
+        self.poll = _POLL
+        self.left = sum(map(bool, program.lanes))
+        self.moves = 0  # counts what may let other lanes go on
+        # What each lane waits for, if that is one thing, so that looking again is quick; and when it is to be looked at anew in any case.
+        self.blocks: list[Mark | Request | None] = [None if lane else _NEVER for lane in program.lanes]
+        self.seen = [_ALWAYS] * len(program.lanes)
 
     def run(self) -> None:
         end = time.monotonic() + self.timeout
-        lanes = self.program.lanes
+        lanes, flags, base, blocks, seen = self.program.lanes, self.flags, self.base, self.blocks, self.seen
         try:
-            while any(self.done[i] < len(lane) for i, lane in enumerate(lanes)):
+            while self.left:
                 self.blocked_on_memory = False
-                progressed = False
-                for number in range(len(lanes)):
-                    progressed |= self._advance(number)
-                if progressed:
-                    self.nap = FIRST_NAP
+                before = self.moves
+                for number, block in enumerate(blocks):
+                    if block is not None and seen[number] in (_ALWAYS, self.moves):
+                        if isinstance(block, tuple):
+                            if flags[block[0]] < base + block[1]:
+                                self.blocked_on_memory = True
+                                continue
+                        elif not block.done:
+                            continue
+                    if self._advance(number):
+                        self.moves += 1
+                if self.moves != before:
+                    self.nap, self.poll = FIRST_NAP, _POLL
                 else:
                     self._idle(end)
             while self.open:
@@ -178,18 +196,21 @@ class _LaneRun:
         lane = self.program.lanes[number]
         at = start = self.done[number]
         flags, base = self.flags, self.base
+        block: Mark | Request | None = None
         while at < len(lane):
             item = lane[at]
             if item.incoming is None:
                 if not item.staged and not self._ready(item):
                     break
                 self._post(item)
-            if any(flags[word] < base + count for word, count in item.guards):
+            assert item.incoming is not None
+            block = next((mark for mark in item.guards if flags[mark[0]] < base + mark[1]), None)
+            if block is not None:
                 self.blocked_on_memory = True
-                self._post_early(lane, at)
-                break
-            if not self._arrived(item) or (item.staged and not self._ready(item)):
-                self._post_early(lane, at)
+            else:
+                block = next((request for request in item.incoming if not request.done), None)
+            if block is not None or (item.staged and not self._ready(item)):
+                self.seen[number] = _ALWAYS if self._post_early(lane, at) else self.moves
                 break
             if item.act is not None:
                 item.act(self.bufs)
@@ -199,6 +220,10 @@ class _LaneRun:
                 item.outgoing = [self._start(message, send=True) for message in item.sends]
             at += 1
             self.done[number] = at
+        else:
+            block, self.seen[number] = _NEVER, _ALWAYS
+            self.left -= 1
+        self.blocks[number] = block
         return at > start
 
     def _ready(self, item: Item) -> bool:
@@ -208,13 +233,17 @@ class _LaneRun:
     def _post(self, item: Item) -> None:
         item.incoming = [self._start(message, send=False) for message in item.receives]
 
-    def _post_early(self, lane: list[Item], at: int) -> None:
-        """Posts receives of the following items as well: a sender that must ask first does not wait behind all data on its link."""
+    def _post_early(self, lane: list[Item], at: int) -> bool:
+        """Posts receives of the following items as well: a sender that must ask first does not wait behind all data on its link. False
+        when more may be posted as soon as other lanes go on."""
         for ahead, following in enumerate(lane[at + 1 : at + 1 + AHEAD], 1):
             if following.receives and following.incoming is None:
-                if following.ahead < ahead or not (following.staged or self._ready(following)):
-                    return  # nor those behind it: messages of one sender are told apart by their order
+                if following.ahead < ahead:
+                    return True  # nor those behind it: messages of one sender are told apart by their order
+                if not (following.staged or self._ready(following)):
+                    return False
                 self._post(following)
+        return True
 
     def _start(self, message: NetMessage, *, send: bool) -> Request:
         data: np.ndarray = self.bufs[message.buf][message.lo : message.hi].view("u1")
@@ -224,10 +253,6 @@ class _LaneRun:
             self.open.append(request)
         return request
 
-    def _arrived(self, item: Item) -> bool:
-        assert item.incoming is not None
-        return all(request.done for request in item.incoming)
-
     def _idle(self, end: float) -> None:
         if self.runner.aborted is not None:
             raise self.runner.aborted
@@ -236,11 +261,14 @@ class _LaneRun:
         if left <= 0:
             raise CollectiveTimeout(f"{self.what()} did not end within its timeout of {self.timeout:g} s: waiting for {self._missing()}")
         if self.open:
-            self.transport.progress([*self.open, *self.runner.beside], min(left, _POLL if self.blocked_on_memory else _PATIENCE))
+            self.transport.progress([*self.open, *self.runner.beside], min(left, self.poll if self.blocked_on_memory else _PATIENCE))
+            self.poll = min(self.poll * 1.5, _LONGEST_POLL)
             failed = next((r for r in self.open if r.error is not None), None)
             if failed is not None:
                 raise TransportError(f"{self.what()} failed: {failed.error}") from failed.error
-            self.open = [request for request in self.open if not request.done]
+            still = [request for request in self.open if not request.done]
+            self.moves += len(still) < len(self.open)
+            self.open = still
             self.nap = FIRST_NAP
         else:
             os.sched_yield() if self.nap == FIRST_NAP else time.sleep(self.nap)
