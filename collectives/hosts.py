@@ -27,6 +27,7 @@ class Neighbours:
         reach: reads these ranks' own memory; None unless every rank of the group can do that with all that share its arena.
         least: how many ranks share a core at least, as is known of a larger group.
         problem: why ranks that could share memory do not; empty when they do.
+        area: bytes of the smallest message area of any host where memory is short; None where all are as large as they should be.
     """
 
     hosts: tuple[str, ...]
@@ -37,6 +38,7 @@ class Neighbours:
     reach: Reach | None = None
     least: float = 1.0
     problem: str = ""
+    area: int | None = None
 
     def load(self, rank: int) -> float:
         """How many ranks share a core on ``rank``'s host, at least 1."""
@@ -82,8 +84,9 @@ def meet(
     hosts: list[str | None] = [None] * transport.size
     mine: arenas.Arena | None = None
     member: dict[int, int] = {}
-    door = Door()
+    door = Door() if attach else None
     problem_seen = ""
+    short: list[int] = []
     while True:
         groups: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
@@ -106,6 +109,10 @@ def meet(
             except OSError as error:
                 offer = str(_lacking(len(group), error))
         offers = exchange_or_raise(transport, offer, timeout)
+        for ranks in waiting.values():
+            made = offers[ranks[0]]
+            if isinstance(made, arenas.ArenaOffer) and made.area < arenas.area_bytes(len(ranks)):
+                short.append(made.area)
         refused = {claim: str(offers[ranks[0]]) for claim, ranks in waiting.items() if isinstance(offers[ranks[0]], str)}
         for claim, why in refused.items():
             problem_seen = problem_seen or why
@@ -127,8 +134,9 @@ def meet(
             if transport.rank in together and len(together) > 1:
                 mine = opened
                 member = {r: i for i, r in enumerate(ranks) if joined[r]}
-    reach = _reach(transport, door, mine, member, timeout) if attach and len(set(hosts)) < transport.size else None
-    return Neighbours(tuple(h for h in hosts if h is not None), mine, member, tuple(cpus), reach, least, problem_seen)
+    reach = _reach(transport, door, mine, member, timeout) if door is not None and len(set(hosts)) < transport.size else None
+    found = tuple(h for h in hosts if h is not None)
+    return Neighbours(found, mine, member, tuple(cpus), reach, least, problem_seen, min(short, default=None))
 
 
 def _reach(transport: Transport, door: Door, arena: arenas.Arena | None, member: dict[int, int], timeout: float) -> Reach | None:
@@ -140,8 +148,8 @@ def _reach(transport: Transport, door: Door, arena: arenas.Arena | None, member:
 
 
 def _lacking(ranks: int, error: OSError) -> TopocclError:
-    size = arenas.arena_size(ranks) >> 20
-    return TopocclError(f"{size} MiB of memory for {ranks} ranks to share cannot be had: {error}; TOPOCCL_SHM=0 does without")
+    size = arenas.arena_size(ranks, 0) >> 10
+    return TopocclError(f"{size} KiB of memory for {ranks} ranks to share cannot be had: {error}; TOPOCCL_SHM=0 does without")
 
 
 def _name(claim: str, leader: int, hosts: Sequence[str | None]) -> str:

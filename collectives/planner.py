@@ -81,12 +81,9 @@ class Planner:
         self.announce = announce
         self.site = Site(transport.rank, neighbours.arena, neighbours.member, neighbours.reach)
         self._rails = RailTable(selector.topology, rails) if rails else None
-        self._shared: list[tuple[int, ...]] = []
-        if neighbours.arena is not None:
-            together: dict[str, list[int]] = {}
-            for rank, host in enumerate(neighbours.hosts):
-                together.setdefault(host, []).append(rank)
-            self._shared = [tuple(ranks) for ranks in together.values() if len(ranks) > 1]
+        self._area = neighbours.area
+        # Those of other hosts too: what fits into their memory decides into how many segments all ranks cut their data.
+        self._shared = [ranks for ranks in neighbours.together if len(ranks) > 1]
         self._agreed: dict[Hashable, Agreed] = {}
         self._wirings: dict[str, list[Wiring]] = {}
         self._kernels: dict[tuple[str, DType], Fold] = {}
@@ -156,6 +153,7 @@ class Planner:
             segments, wirings = 1, []
         for wiring in wirings:
             area = area_bytes(len(wiring.local))
+            area = area if self._area is None else min(area, self._area)
             segments = least_segments(schedule, wiring, block_elems, dtype.itemsize, area, segments)
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place

@@ -77,6 +77,8 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     neighbours, topology = seen.neighbours, seen.topology
     if neighbours.problem:
         logger.warn_once("arena", Subsystem.SHM, "shared memory is not used on a host: %s", neighbours.problem)
+    if neighbours.area is not None and transport.rank == 0:
+        logger.warn_once("area", Subsystem.SHM, "memory is short on a host: %d KiB per rank for messages inside it", neighbours.area >> 10)
     if config.attach and neighbours.arena is not None and neighbours.reach is None:
         logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)

@@ -35,6 +35,7 @@ LINES = 4096  # counters per member and parity
 _SHOWN = LINES  # behind the counters: the line in which a member shows where its buffers lie
 CONTROL = 4096  # bytes per member in which ranks tell each other of their calls (control.board)
 _HEADER = 4096
+_LEAST_AREA = 64 << 10  # bytes of the smallest message area
 
 
 def supported() -> str | None:
@@ -53,7 +54,7 @@ class ArenaOffer:
     pid: int
     fd: int
     token: bytes
-    size: int
+    area: int
 
 
 def area_bytes(members: int) -> int:
@@ -62,16 +63,14 @@ def area_bytes(members: int) -> int:
 
 
 class Arena:
-    """One mapping of the shared memory of ``members`` ranks."""
+    """One mapping of the shared memory of ``members`` ranks, with message areas of ``area`` bytes."""
 
-    def __init__(self, fd: int, members: int) -> None:
+    def __init__(self, fd: int, members: int, area: int) -> None:
         self.members = members
-        self.area = area_bytes(members)
-        size = arena_size(members)
-        try:
-            self._map = mmap.mmap(fd, size)
-        finally:
-            self._fd = fd
+        self.area = area
+        size = arena_size(members, area)
+        self._map = mmap.mmap(fd, size)
+        self._fd = fd
         self.bytes: Array = np.frombuffer(self._map, dtype=np.uint8)
         counters = members * 2 * (LINES + 1) * WORDS * 8
         with suppress(OSError, AttributeError):
@@ -84,7 +83,7 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """All of it; pages that nothing was written to take no memory."""
-        return arena_size(self.members)
+        return arena_size(self.members, self.area)
 
     def close_fd(self) -> None:
         """Closes the descriptor once everyone has mapped the memory; the mapping stays."""
@@ -123,33 +122,69 @@ class Arena:
         return self.bytes[start : start + nbytes]
 
 
-def arena_size(members: int) -> int:
-    return _HEADER + members * (2 * ((LINES + 1) * LINE + area_bytes(members)) + CONTROL)
+def arena_size(members: int, area: int) -> int:
+    return _HEADER + members * (2 * ((LINES + 1) * LINE + area) + CONTROL)
+
+
+def _room() -> int | None:
+    """Bytes that an arena may take: a quarter of what is free, an eighth of what the control group may have; None where nobody says."""
+    found = []
+    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        found += [int(line.split()[1]) * 1024 // 4 for line in file if line.startswith("MemAvailable:")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError), open(limit, encoding="ascii") as file:  # ValueError: "max"
+            found.append(int(file.read()) // 8)
+    return min(found, default=None)
 
 
 def create(members: int) -> tuple[Arena, ArenaOffer]:
-    """Makes the arena of a host with ``members`` ranks."""
+    """Makes the arena of a host with ``members`` ranks, with smaller message areas where memory is short.
+
+    Raises:
+        OSError: there is not even memory for small ones.
+    """
+    area, room = area_bytes(members), _room()
+    while area > _LEAST_AREA and room is not None and arena_size(members, area) > room:
+        area = max(area // 4, _LEAST_AREA)
+    while True:
+        try:
+            return _create(members, area)
+        except OSError:
+            if area <= _LEAST_AREA:
+                raise
+            area = max(area // 4, _LEAST_AREA)
+
+
+def _create(members: int, area: int) -> tuple[Arena, ArenaOffer]:
+    size = arena_size(members, area)
     fd = os.memfd_create("topoccl", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, arena_size(members))
-        os.posix_fallocate(fd, 0, arena_size(members) - members * 2 * area_bytes(members))  # the counters: all ranks touch them
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size - members * 2 * area)  # the counters: all ranks touch them
+        arena = Arena(fd, members, area)
     except OSError:
         os.close(fd)
         raise
     token = secrets.token_bytes(16)
     os.pwrite(fd, token, 0)
-    return Arena(fd, members), ArenaOffer(os.getpid(), fd, token, arena_size(members))
+    return arena, ArenaOffer(os.getpid(), fd, token, area)
 
 
 def join(offer: ArenaOffer, members: int) -> Arena | None:
-    """Opens an offered arena, or returns None when this process does not share memory with the one that offers it."""
-    if offer.size != arena_size(members):
-        return None
+    """Opens an offered arena, or returns None when this process does not share memory with the one that offers it.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     try:
         fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    if os.fstat(fd).st_size != offer.size or os.pread(fd, len(offer.token), 0) != offer.token:
+    if os.fstat(fd).st_size != arena_size(members, offer.area) or os.pread(fd, len(offer.token), 0) != offer.token:
         os.close(fd)
         return None
-    return Arena(fd, members)
+    try:
+        return Arena(fd, members, offer.area)
+    except OSError:
+        os.close(fd)
+        raise

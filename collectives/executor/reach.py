@@ -22,6 +22,8 @@ from topoccl.collectives.executor.pool import Windows, pool
 
 _TOKEN = 32  # bytes that a probe reads
 _HUGE = 2 << 20  # bytes of a huge page
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+_PR_SET_PTRACER = 0x59616D61
 _MOST = 1 << 30  # bytes of one system call; the kernel takes at most 2 GiB
 
 # read(number of the call, buffer, offset in it, bytes, where to): fetches bytes of a buffer that a peer shows. Returns a view of them
@@ -42,12 +44,30 @@ def _system_call() -> Any:
 
 
 _readv = _system_call()
+_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+if _prctl is not None:
+    _prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+
+
+def _admit_siblings() -> None:
+    """Lets what this process's parent has started read this process's memory, where Yama wants that said (``ptrace_scope`` 1).
+
+    Launchers start the ranks of a host, so that is them. Elsewhere the attempt to read fails, and ranks do without.
+    """
+    try:
+        with open(_YAMA, encoding="ascii") as file:
+            scope = file.read().strip()
+    except OSError:
+        return
+    if scope == "1" and _prctl is not None:
+        _prctl(_PR_SET_PTRACER, os.getppid(), 0, 0, 0)
 
 
 class Door:
-    """What others read to find out whether they can read this process's memory."""
+    """What others read to find out whether they can read this process's memory; tells the system that they may."""
 
     def __init__(self) -> None:
+        _admit_siblings()
         self.token = secrets.token_bytes(_TOKEN)
         self._bytes = np.frombuffer(bytearray(self.token), np.uint8)
 
