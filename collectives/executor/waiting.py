@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-_BURN = 1e-3  # seconds a wait may keep a core busy before it starts to sleep
+_BURN = 0.9e-3  # seconds a wait may keep a core busy, after it has spun, before it starts to sleep
 FIRST_NAP = 20e-6
 LONGEST_NAP = 500e-6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import tracemalloc
@@ -95,6 +96,7 @@ def test_over_mpi(hosts: str, mpirun: MpiRun) -> None:
 def test_a_rank_that_is_killed(hosts: str, when: str) -> None:
     results = run_ranks(3, ["-c", DYING, when], hosts=hosts, env={"TOPOCCL_TRANSPORT": "gloo"})
     assert [status for status, _ in results] == [0, -9, 0], results
+    assert not [name for name in os.listdir("/dev/shm") if "topoccl" in name]
     for rank in (0, 2):
         assert "barrier() (call 2 of group world" in results[rank][1]
         assert "rank 1" in results[rank][1]
