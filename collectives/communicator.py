@@ -16,7 +16,7 @@ from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.collectives.calls import Bound, bind, check_root, counts_of, expect
 from topoccl.collectives.config import check_timeout
 from topoccl.collectives.control.control import Control
-from topoccl.collectives.control.fingerprint import Fingerprint, call_text, fingerprint
+from topoccl.collectives.control.fingerprint import Fingerprint, Name, call_text, fingerprint, part
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType, elements
@@ -41,6 +41,7 @@ _CALL_BITS = 20  # counters count this many bits of messages per call
 _ALIGN = 64
 _FROM_POOL = 1 << 20  # bytes of scratch that are worth whole blocks
 _RECENT = 32  # calls that are remembered, for errors
+_SIZES = fingerprint("sizes")  # of what_root_knows, whose name says the rest
 
 open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -93,6 +94,8 @@ class Communicator:
         self._checked = self.timeout  # the last timeout of a call
         self._broken: BaseException | None = None
         self._recent: list[Fingerprint | None] = [None] * _RECENT
+        self._name: Name | None = None  # what the calls under way are made for
+        self._begun = False  # the next call was begun already, by what_root_knows
         self._closed = False
         open_communicators.add(self)
 
@@ -238,6 +241,42 @@ class Communicator:
         Returns what ``call`` returns, or with ``async_op=True`` a :class:`Pending` with that result.
         """
         return self._start(call, async_op)
+
+    def named(self, name: Name, call: Callable[[], Any]) -> Any:
+        """Runs ``call`` inside :meth:`together`. Errors speak of its calls as ``name``, which all ranks compare."""
+        before, self._name = self._name, name
+        try:
+            return call()
+        except BaseException as error:
+            if self._begun:
+                self._begun = False
+                self._give_up(error)
+            raise
+        finally:
+            self._name = before
+
+    def what_root_knows(self, root: int, count: int, mine: int, timeout: float | None = None) -> int:
+        """What ``root`` says is the ``count`` of all ranks, or -1 when they differ; only it knows. Called inside :meth:`named`, and
+        followed by the call that it is for. ``mine`` is this rank's.
+
+        Where all ranks share memory this is read there, and costs no call of its own.
+        """
+        control, limit = self._control, self._limit(timeout)
+        if control is None:
+            return count
+        if not control.hears_words:
+            word = np.array([count], np.int64)
+            self.broadcast(word, root, timeout=limit)
+            return int(word[0])
+        self._begin(_SIZES, limit, count)
+        try:
+            told = control.word_of(root)
+            if told >= 0 and told != mine:
+                control.differ()
+        except BaseException as error:
+            self._give_up(error)
+        self._begun = True
+        return told
 
     def subgroup(self, ranks: Sequence[int], group: int, name: str = "", timeout: float | None = None) -> Communicator:
         """A communicator among ``ranks`` of this group, renumbered in that order; called by its members only.
@@ -470,8 +509,9 @@ class Communicator:
         wrong = np.argwhere(counts != rows[:, 1].T)
         if wrong.size:
             sender, receiver = wrong[0].tolist()
+            what = "all_to_all" if self._name is None else self._name.text.partition("(")[0]
             raise MismatchError(
-                f"all_to_all: rank {sender} sends {counts[sender, receiver]} elements to rank {receiver}, "
+                f"{what}: rank {sender} sends {counts[sender, receiver]} elements to rank {receiver}, "
                 f"which expects {rows[receiver, 1, sender]} (pairs that differ: {len(wrong)}); no data was moved, and the group goes on"
             )
         key = ("all_to_all", counts.tobytes(), bound.dtype.name)
@@ -490,14 +530,19 @@ class Communicator:
 
     # Every call goes through _begin, _plan unless its plan is known, and _run.
 
-    def _begin(self, call: Fingerprint, limit: float) -> None:
+    def _begin(self, call: Fingerprint, limit: float, word: int = 0) -> None:
+        if self._begun:
+            self._begun = False
+            return
+        if self._name is not None:
+            call = part(self._name, call.text)
         if self._broken is not None:
             raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
         self._calls = number = self._calls + 1
         self._recent[number % _RECENT] = call
         if self._control is not None:
             try:
-                self._control.begin(call, limit)
+                self._control.begin(call, limit, word)
             except BaseException as error:
                 self._give_up(error)
 

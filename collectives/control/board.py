@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.executor.arena import Arena
 
 _PAGE = CONTROL // 8  # words
-_ENTRY = 8  # words from one entry to the next: value, number
+_ENTRY = 8  # words from one entry to the next: value, number, a word for the others
 _DONE, _LEFT, _PID, _BORN = 16, 17, 18, 19
 _FAILED, _BY, _LENGTH = 24, 25, 26  # kind of failure + 1, the rank that failed first, bytes of the text
 _VERDICT = 32
@@ -60,6 +60,10 @@ class Board:
         """Whether all ranks have made call ``number``."""
         words = self.words
         return all(words[at + 1] >= number for at in self.their_values[number & 1])
+
+    def number_word(self, rank: int, number: int) -> int:
+        """Where a rank writes ``number`` when it makes that call; its word for the others lies behind."""
+        return self._start[rank] + (number & 1) * _ENTRY + 1
 
     def differs(self, number: int, value: int) -> bool:
         """Whether a rank has made another call ``number``."""

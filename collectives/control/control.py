@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from topoccl.collectives.control.board import Board
 from topoccl.collectives.control.failure import Failure, absence_text, mismatch_text, ranks_text
@@ -67,8 +67,8 @@ class Control:
 
     # A call
 
-    def begin(self, call: Fingerprint, limit: float) -> None:
-        """Says that this rank makes ``call``, which may take ``limit`` seconds.
+    def begin(self, call: Fingerprint, limit: float, word: int = 0) -> None:
+        """Says that this rank makes ``call``, which may take ``limit`` seconds, and ``word`` to who asks for it (:meth:`word_of`).
 
         Raises:
             TopocclError: another rank has given up, or has left.
@@ -85,6 +85,7 @@ class Control:
             text, where = board.mine[number & 1]
             board.bytes[text] = call.data
             words[where] = self._value = call.value + number
+            words[where + 2] = word
             words[where + 1] = number
             if words[board.alarm]:
                 self.check()
@@ -123,6 +124,31 @@ class Control:
         if board is not None:
             board.words[board.my_done] = number
         self._ended = number
+
+    @property
+    def hears_words(self) -> bool:
+        """Whether all ranks share memory, so that :meth:`word_of` can be asked."""
+        return self.board is not None and not self._several
+
+    def word_of(self, rank: int) -> int:
+        """What ``rank`` has said with the present call.
+
+        Raises:
+            MismatchError: it makes another call; else as :meth:`end`.
+        """
+        board, waiter = self.board, self._waiter
+        assert board is not None
+        assert waiter is not None
+        at = board.number_word(rank, self.number)
+        waiter.wait(at, self.number, self._check_in_time)
+        if board.words[at - 1] != self._value:
+            self.differ()
+        return board.words[at + 1]
+
+    def differ(self) -> NoReturn:
+        """For who sees that ranks make different calls, in what they were not compared by: raises MismatchError, about all of them."""
+        assert self.board is not None
+        self._raise_mismatch(self.board)
 
     def _settle(self) -> None:
         """Waits until the call is decided."""
@@ -203,7 +229,7 @@ class Control:
             text = mismatch_text(calls, f"call {self.number}; ranks of other hosts make others")
         raise self._say(MismatchError(text))
 
-    def _raise_mismatch(self, board: Board) -> None:
+    def _raise_mismatch(self, board: Board) -> NoReturn:
         """Calls differ inside the only host: those that have not come yet are given a moment, so that all can be named."""
         end = min(self._begun + self._limit, time.monotonic() + _GATHER)
         while not board.arrived(self.number) and time.monotonic() < end:

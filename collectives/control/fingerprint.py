@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 TEXT = 192  # bytes of a text that travels
 
@@ -23,10 +25,29 @@ class Fingerprint:
     data: bytes
 
 
-def fingerprint(text: str) -> Fingerprint:
-    """That of calls that ``text`` describes in full."""
+class Name(NamedTuple):
+    """What a user calls where several calls are made for it.
+
+    Attributes:
+        text: for people.
+        same: what of it must be equal on all ranks.
+    """
+
+    text: str
+    same: str
+
+
+def fingerprint(text: str, shown: str | None = None) -> Fingerprint:
+    """That of calls that ``text`` describes in full; people see ``shown`` in its place."""
     value = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
-    return Fingerprint(value, text, text.encode()[:TEXT].ljust(TEXT, b"\0"))
+    shown = text if shown is None else shown
+    return Fingerprint(value, shown, shown.encode()[:TEXT].ljust(TEXT, b"\0"))
+
+
+@lru_cache(1024)
+def part(name: Name, call: str) -> Fingerprint:
+    """That of ``call``, one of those that are made for ``name``, as which people see it."""
+    return fingerprint(f"{name.same}: {call}", name.text)
 
 
 def call_text(collective: str, dtype: str = "", count: int | None = None, op: str | None = None, root: int | None = None) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from topoccl.collectives.control.fingerprint import Name, call_text
 from topoccl.collectives.errors import ConfigError
+from topoccl.collectives.executor.dtypes import dtype_of
 from topoccl.collectives.torch_backend import blocks, compat, sparse, work
 from topoccl.collectives.torch_backend.blocks import single, single_list
 from topoccl.collectives.torch_backend.compat import AllreduceOptions, options, profiling, reduction, seconds
@@ -20,6 +22,19 @@ from topoccl.collectives.torch_backend.work import Done, done
 
 if TYPE_CHECKING:
     from topoccl.collectives.communicator import Communicator
+
+
+@lru_cache(1024)
+def _of_root(what: str, dtype: torch.dtype, count: int, root: int) -> Name:
+    """A call in whose list tensors of several sizes may be, which only ``root`` knows."""
+    kind = str(dtype).removeprefix("torch.")
+    return Name(call_text(what, kind, count, None, root), call_text(what, kind, None, None, root))
+
+
+def _of_lists(what: str, tensor: Tensor, counts: tuple[int, ...], op: str | None = None) -> Name:
+    """A call with tensors of several sizes, of the type of ``tensor``."""
+    text = f"{what}({dtype_of(tensor).name}, {list(counts)}{'' if op is None else f', {op.upper()}'})"
+    return Name(text, text)
 
 
 @compat.not_compiled
@@ -40,6 +55,7 @@ class TopocclGroup(compat.Group):
     def __init__(self, communicator: Communicator, name: str, store: Any, ended: Callable[[], None]) -> None:
         super().__init__(communicator.rank, communicator.size, name, store)
         self.communicator = communicator
+        self._rank, self._size = communicator.rank, communicator.size  # rank() and size() cost a microsecond
         self._ended: Callable[[], None] | None = ended
         self._several = communicator.size > 1
         self._coalesced: list[Done] | None = None
@@ -61,12 +77,17 @@ class TopocclGroup(compat.Group):
             return done(outputs)
         return self._began(work.call(method(*args, async_op=True, timeout=timeout, **named), outputs))
 
-    def _run_all(self, outputs: Any, opts: Any, steps: Callable[[float | None], Any], name: str = "", tensors: Sequence[Any] = ()) -> Done:
+    def _run_all(
+        self, outputs: Any, opts: Any, steps: Callable[[float | None], Any], name: str = "", tensors: Sequence[Any] = (),
+        called: Name | None = None,
+    ) -> Done:  # fmt: skip
         """Several calls of the communicator and copies around them, as one call; ``steps`` is given the timeout of each.
 
-        ``name`` and ``tensors`` are what the profiler shows.
+        ``name`` and ``tensors`` are what the profiler shows; ``called`` is what errors show, where its calls do not say it.
         """
         timeout = seconds(opts.timeout)
+        if called is not None:
+            steps = partial(self._named, called, steps)
         if profiling():
             shown = [one for one in tensors if isinstance(one, Tensor)]
             async_op = opts.asyncOp or self._coalesced is not None
@@ -75,6 +96,9 @@ class TopocclGroup(compat.Group):
             self.communicator.together(lambda: steps(timeout))
             return done(outputs)
         return self._began(work.call(self.communicator.together(lambda: steps(timeout), async_op=True), outputs))
+
+    def _named(self, called: Name, steps: Callable[[float | None], Any], limit: float | None) -> Any:
+        return self.communicator.named(called, lambda: steps(limit))
 
     def _began(self, begun: Done) -> Done:
         if self._coalesced is None:
@@ -90,7 +114,8 @@ class TopocclGroup(compat.Group):
         tensor = single(tensors)
         op, factor = reduction(opts.reduceOp)
         if tensor.layout is not torch.strided:
-            return self._run_all([tensor], opts, sparse.all_reduce(self.communicator, tensor, op), "all_reduce", [tensor._values()])
+            steps, called = sparse.all_reduce(self.communicator, tensor, op), sparse.name_of(tensor, op)
+            return self._run_all([tensor], opts, steps, "all_reduce", [tensor._values()], called)
         if opts.asyncOp or self._coalesced is not None or profiling():
             return self._run([tensor], opts, self.communicator.all_reduce, tensor, None, op, factor=factor)
         # What _run does, in half the time: small synchronous calls are many.
@@ -112,7 +137,9 @@ class TopocclGroup(compat.Group):
                     self.communicator.all_reduce(same[0], None, op, factor=factor, timeout=limit)
                     continue
                 flat = blocks.packed(same)
-                self.communicator.all_reduce(flat, None, op, factor=factor, timeout=limit)
+                called = _of_lists("all_reduce_coalesced", flat, tuple(blocks.sizes(same)), op)
+                reduce = partial(self.communicator.all_reduce, flat, None, op, factor=factor, timeout=limit)
+                self.communicator.named(called, reduce)
                 if blocks.adjacent(same) is None:
                     blocks.spread(flat, same)
 
@@ -146,7 +173,7 @@ class TopocclGroup(compat.Group):
         blocks.same_type("reduce_scatter", [output, *parts])
         op, factor = reduction(opts.reduceOp)
         counts = blocks.sizes(parts)
-        self._expect("reduce_scatter", output, counts[self.rank()])
+        self._expect("reduce_scatter", output, counts[self._rank])
         width = max(counts)
 
         def steps(limit: float | None) -> None:
@@ -157,7 +184,8 @@ class TopocclGroup(compat.Group):
             self.communicator.reduce_scatter(blocks.padded(parts, width), mine, op, factor=factor, timeout=limit)
             blocks.unpack(mine.view(1, -1), [output])
 
-        return self._run_all([output], opts, steps, "reduce_scatter", [*parts, output])
+        called = None if min(counts) == width else _of_lists("reduce_scatter", output, tuple(counts), op)
+        return self._run_all([output], opts, steps, "reduce_scatter", [*parts, output], called)
 
     # Gathering and spreading
 
@@ -196,19 +224,20 @@ class TopocclGroup(compat.Group):
         parts = self._per_rank("all_gather", "outputs", outputs)
         blocks.same_type("all_gather", [tensor, *parts])
         counts = blocks.sizes(parts)
-        self._expect("all_gather", tensor, counts[self.rank()])
+        self._expect("all_gather", tensor, counts[self._rank])
         width = max(counts)
 
         def steps(limit: float | None) -> None:
             if min(counts) == width:
                 together = blocks.adjacent(parts)
-                rows = tensor.detach().new_empty((self.size(), width)) if together is None else together
+                rows = tensor.detach().new_empty((self._size, width)) if together is None else together
                 self.communicator.all_gather(tensor, rows, timeout=limit)
                 if together is None:
                     blocks.unpack(rows, parts)
                 return
-            rows = tensor.detach().new_empty((self.size(), width))
-            self.communicator.all_gather(blocks.padded([tensor], width), rows, timeout=limit)
+            rows = tensor.detach().new_empty((self._size, width))
+            called = _of_lists("all_gather", tensor, tuple(counts))
+            self.communicator.named(called, partial(self.communicator.all_gather, blocks.padded([tensor], width), rows, timeout=limit))
             blocks.unpack(rows, parts)
 
         return steps, parts
@@ -222,7 +251,7 @@ class TopocclGroup(compat.Group):
         opts = options(compat.GatherOptions, opts, timeout=timeout)
         root, tensor = opts.rootRank, single(input_tensors)
         parts: list[Tensor] = []
-        if self.rank() == root:
+        if self._rank == root:
             parts = self._per_rank("gather", "outputs", single_list(output_tensors))
             blocks.same_type("gather", [tensor, *parts])
             self._expect("gather", tensor, parts[root].numel())
@@ -231,20 +260,21 @@ class TopocclGroup(compat.Group):
         def steps(limit: float | None) -> None:
             into = blocks.adjacent(parts) if parts else None
             flat = tensor.detach().new_empty(sum(counts)) if into is None else into
-            if self._same_sizes(root, counts, limit):
+            if self._same_sizes(root, counts, tensor, limit):
                 self.communicator.gather(tensor, flat, root, timeout=limit)
             else:
                 self.communicator.all_to_all(*self._to_root(root, tensor, flat, counts), timeout=limit)
             if into is None:
                 blocks.spread(flat, parts)
 
-        return self._run_all([parts] if parts else [], opts, steps, "gather", [tensor, *parts])
+        called = _of_root("gather", tensor.dtype, tensor.numel(), root)
+        return self._run_all([parts] if parts else [], opts, steps, "gather", [tensor, *parts], called)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Done:
         opts = options(compat.ScatterOptions, opts, timeout=timeout)
         root, output = opts.rootRank, single(output_tensors)
         parts: list[Tensor] = []
-        if self.rank() == root:
+        if self._rank == root:
             parts = self._per_rank("scatter", "inputs", single_list(input_tensors))
             blocks.same_type("scatter", [output, *parts])
             self._expect("scatter", output, parts[root].numel())
@@ -252,24 +282,24 @@ class TopocclGroup(compat.Group):
 
         def steps(limit: float | None) -> None:
             flat = blocks.packed(parts) if parts else output.detach().new_empty(0)
-            if self._same_sizes(root, counts, limit):
+            if self._same_sizes(root, counts, output, limit):
                 self.communicator.scatter(flat, output, root, timeout=limit)
                 return
             dst, src, receiving, sending = self._to_root(root, output, flat, counts)
             self.communicator.all_to_all(src, dst, sending, receiving, timeout=limit)
 
-        return self._run_all([output], opts, steps, "scatter", [*parts, output])
+        called = _of_root("scatter", output.dtype, output.numel(), root)
+        return self._run_all([output], opts, steps, "scatter", [*parts, output], called)
 
-    def _same_sizes(self, root: int, counts: list[int], limit: float | None) -> bool:
+    def _same_sizes(self, root: int, counts: list[int], mine: Tensor, limit: float | None) -> bool:
         """Whether the tensors of ``root``'s list are equally large; only ``root`` knows."""
-        word = np.array([len(set(counts)) == 1], np.int8)
-        self.communicator.broadcast(word, root, timeout=limit)
-        return bool(word[0])
+        count = counts[0] if counts and min(counts) == max(counts) else -1
+        return self.communicator.what_root_knows(root, count, mine.numel(), limit) >= 0
 
     def _to_root(self, root: int, mine: Tensor, all_of_root: Tensor, counts: list[int]) -> tuple[Tensor, Tensor, list[int], list[int]]:
         """The arguments of an all_to_all in which every rank sends only to ``root``."""
-        sending = [mine.numel() if rank == root else 0 for rank in range(self.size())]
-        return mine, all_of_root, sending, counts or [0] * self.size()
+        sending = [mine.numel() if rank == root else 0 for rank in range(self._size)]
+        return mine, all_of_root, sending, counts or [0] * self._size
 
     # All to all
 
@@ -359,25 +389,25 @@ class TopocclGroup(compat.Group):
     # Checks
 
     def _per_rank(self, what: str, side: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if len(tensors) != self.size():
-            raise ConfigError(f"{what}: {len(tensors)} {side} for {self.size()} ranks; expected one per rank")
+        if len(tensors) != self._size:
+            raise ConfigError(f"{what}: {len(tensors)} {side} for {self._size} ranks; expected one per rank")
         return list(tensors)
 
     def _expect(self, what: str, tensor: Tensor, count: int) -> None:
         if tensor.numel() != count:
-            raise ConfigError(f"{what}: rank {self.rank()} has a tensor of {tensor.numel()} elements where the list has one of {count}")
+            raise ConfigError(f"{what}: rank {self._rank} has a tensor of {tensor.numel()} elements where the list has one of {count}")
 
     def _expect_rows(self, side: str, tensor: Tensor) -> None:
         rows = tensor.shape[0] if tensor.ndim else 1
-        if rows % self.size():
-            raise ConfigError(f"all_to_all: the {side}'s first dimension, {rows}, cannot be divided among {self.size()} ranks; give splits")
+        if rows % self._size:
+            raise ConfigError(f"all_to_all: the {side}'s first dimension, {rows}, cannot be divided among {self._size} ranks; give splits")
 
     def _elements(self, side: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """Split sizes, given as rows of ``tensor``, as elements."""
         rows = tensor.shape[0] if tensor.ndim else 1
         if not splits:
             self._expect_rows(side, tensor)
-            splits = [rows // self.size()] * self.size()
+            splits = [rows // self._size] * self._size
         if sum(splits) != rows:
             raise ConfigError(f"all_to_all: the {side} splits {list(splits)} add up to {sum(splits)}, but its first dimension is {rows}")
         row = tensor[0].numel() if tensor.ndim and rows else 1
