@@ -30,8 +30,8 @@ SIMULATED_STEPS = 6000
 """As many segments are simulated as make about so many steps; the time of more is extrapolated."""
 SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
-SEGMENT_GAIN = 0.01
-"""More segments must be better by this share."""
+SEGMENT_GAIN = 0.03
+"""More segments must be better by this share; predictions are not exact to less, and processors may be busier than they know."""
 SEARCH_LIMIT = 1500
 """For schedules with more messages than this the number of segments is chosen level by level."""
 
@@ -213,8 +213,8 @@ class CostModel:
         """The prediction with the best number of segments of the ladder, or without staging where that is better.
 
         Found coarse to fine: every other step of the ladder (for many messages only the best by levels), then the
-        neighbours of the best, then the two best in full. What cannot be better by its floor is skipped. Of two that are nearly equal
-        the one with fewer segments is taken.
+        neighbours of the best, then the two best in full, and the one with the fewest segments of those that seem nearly as good. What
+        cannot be better by its floor is skipped. Of those that are nearly equal the one with the fewest segments is taken.
 
         Args:
             hopeless: when the search finds nothing below so many seconds, its rough result will do.
@@ -248,7 +248,9 @@ class CostModel:
             look([ladder[0], min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
         if found[best()] > hopeless:
             return self._prediction(whole, best(), found[best()])
-        finals = [self.predict(block, segments) for segments in sorted(found, key=lambda s: (found[s], s))[:2]]
+        chosen = sorted(found, key=lambda s: (found[s], s))[:2]
+        fewest = min(segments for segments, seconds in found.items() if seconds <= found[chosen[0]] * (1 + SEGMENT_GAIN))
+        finals = [self.predict(block, segments) for segments in dict.fromkeys((*chosen, fewest))]
         fastest = min(p.seconds for p in finals)
         return min((p for p in finals if p.seconds <= fastest * (1 + SEGMENT_GAIN)), key=lambda p: p.segments)
 
