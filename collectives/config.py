@@ -173,7 +173,7 @@ class Config:
     rails: str = _option(
         "auto",
         _one_of("auto", "0", "1"),
-        "Whether messages between hosts are spread over several NICs per host, with Gloo, where these are on networks of their own.",
+        "Whether messages between hosts are spread over several NICs per host, where these are on networks of their own.",
         "`auto` (where it can be done), `0` (one NIC), `1` (where it cannot be done, that is an error)",
     )
     debug: Level = _option(

@@ -30,8 +30,7 @@ def over_rails(
     interfaces of the same name or PCI address. ``TOPOCCL_RAILS=auto`` leaves everything as it is where something is in the way.
 
     Raises:
-        ConfigError: ``TOPOCCL_RAILS=1``, and something is in the way; it names the rank, the NIC and the known interfaces.
-        TransportError, CollectiveTimeout: ranks cannot reach each other.
+        ConfigError: ``TOPOCCL_RAILS=1``, and something is in the way, on every rank; it names the rank, the NIC and the known interfaces.
     """
     rails = rails_of(topology)
     insists = config.rails == "1"
@@ -40,17 +39,16 @@ def over_rails(
     try:
         addresses = rail_addresses(transport.name, topology, rails, facts, config)
         exchange_or_raise(transport, _unroutable(transport.rank, topology, rails, addresses), timeout)
+        own = [of_rank[transport.rank] for of_rank in addresses]
+        if config.transport == "gloo":
+            wide = _over_gloo(transport, own, config, timeout)
+        else:
+            wide = open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts))
     except TopocclError as problem:
         if insists:
             raise ConfigError(f"{variable_of('rails')}=1: {problem}") from None
         logger.info(Subsystem.NET, "rails are not used: %s", problem)
         return transport, ()
-    own = [of_rank[transport.rank] for of_rank in addresses]
-    wide = (
-        _over_gloo(transport, own, config, timeout)
-        if config.transport == "gloo"
-        else open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts))
-    )
     transport.close()
     logger.info(Subsystem.NET, "rails %s over %s", ", ".join(map(str, rails)), ", ".join(own))
     return wide, tuple(rail.switches for rail in rails)
@@ -78,13 +76,13 @@ def rail_addresses(
         ConfigError: what is in the way.
     """
     if len(rails) < 2:
-        raise ConfigError(f"topology {topology.name!r} has {len(rails)} networks that reach all hosts over NICs; rails need two")
+        raise ConfigError(f"topology {topology.name!r} has {len(rails)} of the networks that reach all hosts over NICs; rails need two")
     if transport == "memory" or config.transport == "mpi":
-        raise ConfigError(f"transport {transport} has one way between ranks; {variable_of('transport')}=gloo or auto has rails")
+        raise ConfigError(f"transport {transport} has one way between ranks; {variable_of('transport')}=auto, tcp or gloo has rails")
     if config.rails != "1" and transport == "mpi":
         fast = [f"{nic.name} of rank {rank}" for rank, seen in enumerate(facts) for nic in seen.nics if nic.rdma]
         if fast:
-            raise ConfigError(f"MPI may reach more than Gloo by the RDMA of {fast[0]}")
+            raise ConfigError(f"MPI may reach more than sockets do by the RDMA of {fast[0]}")
     guessed = [nic for rail in rails for nic in rail.nics.values() if topology.vertices[nic].attrs.get("source") == "default"]
     if guessed and config.rails != "1":
         raise ConfigError(f"the rate of NIC {guessed[0]} is not known")
