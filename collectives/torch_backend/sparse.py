@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from topoccl.collectives.control.fingerprint import Name
 from topoccl.collectives.errors import ConfigError
 
 if TYPE_CHECKING:
     from topoccl.collectives.communicator import Communicator
+
+
+def name_of(tensor: torch.Tensor, op: str) -> Name:
+    """What all ranks must call alike; how many entries a rank has is its own."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    text = f"all_reduce(sparse {kind}, shape {list(tensor.shape)}, sparse in {tensor.sparse_dim()}, {op.upper()})"
+    return Name(text, text)
 
 
 def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: str) -> Callable[[float | None], None]:
@@ -46,6 +54,16 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: str) -> Cal
         entries_of_all = torch.cat([all_values[rank, : int(counts[rank])] for rank in range(size)])
         total = torch.sparse_coo_tensor(found, entries_of_all, tensor.shape, check_invariants=False).coalesce()
         with torch.no_grad():  # a detached sparse tensor would not hand the new entries on
-            tensor.copy_(total / size if op == "avg" else total)
+            tensor.copy_(_divided(total, size) if op == "avg" else total)
 
     return steps
+
+
+def _divided(total: torch.Tensor, size: int) -> torch.Tensor:
+    """A coalesced sum as an average, by the rules of dense ones."""
+    values = total.values()
+    if values.dtype == torch.bool:
+        return total
+    whole = not (values.dtype.is_floating_point or values.dtype.is_complex)
+    values = torch.div(values, size, rounding_mode="trunc" if whole else None)
+    return torch.sparse_coo_tensor(total.indices(), values, total.shape, check_invariants=False, is_coalesced=True)
