@@ -80,14 +80,16 @@ def products(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             torch.mm(left, right, out=out)
         return time.perf_counter() - start
 
-    def once(peer: str | None, times: int) -> tuple[float, float]:
+    def once(peer: str | None, times: int) -> tuple[float, float, float]:
+        """Mean seconds of the products, those of all by the slowest rank, and mean processor time of the other threads meanwhile."""
         dist.barrier(group=job.quiet)
-        start = time.perf_counter()
+        start, others = time.perf_counter(), time.process_time() - time.thread_time()
         work = None if peer is None else dist.all_reduce(data, group=job.groups[peer], async_op=True)
         computing = compute(times)
         if work is not None:
             work.wait()
-        return job.mean(computing), job.slowest(time.perf_counter() - start)
+        others = time.process_time() - time.thread_time() - others
+        return job.mean(computing), job.slowest(time.perf_counter() - start), job.mean(others)
 
     for peer in PEERS:
         once(peer, 0)
@@ -96,13 +98,13 @@ def products(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     one = job.slowest(compute(200) / 200)
     aim = args.compute if args.compute is not None else args.share * min(calls.values())
     times = max(1, round(aim / one))
-    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("alone", *PEERS)}
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ("alone", *PEERS)}
     for _ in range(args.batches):
         for name, found in rows.items():
             found.append(once(None if name == "alone" else name, times))
-    seconds = {name: statistics.median(computing for computing, _ in found) for name, found in rows.items()}
-    whole = {name: statistics.median(whole for _, whole in found) for name, found in rows.items()}
-    lost = {peer: seconds[peer] - seconds["alone"] for peer in PEERS}
+    seconds, whole, threads = ({name: statistics.median(row[at] for row in found) for name, found in rows.items()} for at in range(3))
+    # Neighbours in time are compared: the speed of a machine drifts.
+    lost = {peer: statistics.median(a[0] - b[0] for a, b in zip(rows[peer], rows["alone"], strict=True)) for peer in PEERS}
     if job.rank == 0:
         print(f"# {times} products in the main thread during an all_reduce of {format_size(args.size)}, {job.ranks} ranks")
         print(f"alone {format_time(seconds['alone'])}")
@@ -110,13 +112,20 @@ def products(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             share = lost[peer] / seconds["alone"]
             print(
                 f"{peer:<8} products {format_time(seconds[peer])}, {share:+.1%}; with the all_reduce {format_time(whole[peer])}, "
-                f"an all_reduce by itself {format_time(calls[peer])}"
+                f"an all_reduce by itself {format_time(calls[peer])}; processor time of other threads {format_time(threads[peer])}"
             )
         print(
             f"loss of topoccl / loss of gloo: {lost['topoccl'] / lost['gloo']:.2f}" if lost["gloo"] > 0 else "gloo loses nothing",
             flush=True,
         )
-    return {"alone": seconds["alone"], "products": {peer: seconds[peer] for peer in PEERS}, "whole": whole, "calls": calls}
+    return {
+        "alone": seconds["alone"],
+        "products": {peer: seconds[peer] for peer in PEERS},
+        "whole": whole,
+        "calls": calls,
+        "lost": lost,
+        "threads": threads,
+    }
 
 
 def ddp(job: Job, args: argparse.Namespace) -> dict[str, Any]:
