@@ -537,7 +537,8 @@ class Communicator:
         if self._name is not None:
             call = part(self._name, call.text)
         if self._broken is not None:
-            raise TopocclError(f"group {self.name} cannot be used any more: {self._broken}") from self._broken
+            why = str(self._broken) or type(self._broken).__name__  # an interrupt says nothing
+            raise TopocclError(f"group {self.name} cannot be used any more: {why}") from self._broken
         self._calls = number = self._calls + 1
         self._recent[number % _RECENT] = call
         if self._control is not None:

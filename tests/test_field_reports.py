@@ -28,7 +28,11 @@ REPORTS: dict[int, tuple[str, list[str]]] = {
     10: ("uneven all_gather raises", ["collectives/torch_collective_checks.py::uneven_movements"]),
     11: (
         "shapes or dtypes differ between ranks",
-        ["collectives/test_calls_in_step.py::test_over_gloo", "collectives/call_cases.py::differing"],
+        [
+            "collectives/test_calls_in_step.py::test_over_gloo",
+            "collectives/call_cases.py::differing",
+            "collectives/torch_misuse_checks.py::lists_and_sparse_tensors_that_differ",
+        ],
     ),
     12: ("all_to_all with differing capacities hangs", ["collectives/call_cases.py::counts_that_do_not_fit"]),
     13: ("a differing op or root is missed", ["collectives/call_cases.py::differing"]),

@@ -152,10 +152,15 @@ def _open(meeting: Meeting) -> tuple[Transport, Config]:
     def wish() -> dict[str, Any]:
         config = Config.from_environment(os.environ)
         found.append(config)
-        return {"asked": config.transport, "usable": _usable(config.transport, meeting.rank, meeting.size)}
+        return {"size": meeting.size, "asked": config.transport, "usable": _usable(config.transport, meeting.rank, meeting.size)}
 
     def decide(said: Iterator[tuple[int, dict[str, Any]]]) -> str:
-        wishes = [wish for _, wish in said]
+        wishes = []
+        for rank, wish in said:
+            if wish["size"] != meeting.size:
+                sizes = f"rank {meeting.ranks[0]} is told that there are {meeting.size} ranks, rank {rank} that there are {wish['size']}"
+                raise MismatchError(f"{meeting.what}: {sizes}")
+            wishes.append(wish)
         check_agreement([{variable_of("transport"): wish["asked"]} for wish in wishes])
         return next(name for name in wishes[0]["usable"] if all(name in wish["usable"] for wish in wishes))
 

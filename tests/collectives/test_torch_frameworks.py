@@ -13,7 +13,8 @@ pytest.importorskip("torch.distributed")
 
 def test_interface() -> None:
     slow = ["a_thousand_groups_leave_nothing", "more_than_two_billion_elements"]
-    run_worlds(["torch_interface_checks"], [{"size": 2}, {"size": 3, "hosts": "aab", "without": slow}, {"size": 1, "without": slow}])
+    modules = ["torch_interface_checks", "torch_misuse_checks"]
+    run_worlds(modules, [{"size": 2}, {"size": 3, "hosts": "aab", "without": slow}, {"size": 1, "without": slow}])
 
 
 def test_training() -> None:

@@ -90,6 +90,13 @@ def test_destroying_alone_is_bounded_and_said() -> None:
     assert "rank 1" in results[0][1]
 
 
+def test_ranks_that_are_told_different_numbers_of_ranks() -> None:
+    results = run_ranks(2, [LAUNCH, "sizes"], timeout=60)
+    all_well(results)
+    text = "init_process_group: rank 0 is told that there are 2 ranks, rank 1 that there are 3\n"
+    assert [said for _, said in results] == [text, text]
+
+
 def test_settings_that_cannot_be_used_are_an_error_on_every_rank() -> None:
     wrong = {
         "TOPOCCL_TRANSPORT=carrier pigeon": "ConfigError rank 0: TOPOCCL_TRANSPORT='carrier pigeon': unknown value",

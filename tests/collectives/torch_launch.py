@@ -181,7 +181,19 @@ def fail(*settings: str) -> None:
     store.wait([f"done/{r}" for r in range(size)])
 
 
+def sizes() -> None:
+    """Ranks are told different numbers of ranks."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, rank == 0)
+    try:
+        dist.init_process_group("topoccl", store=store, rank=rank, world_size=size + rank, timeout=timedelta(seconds=60))
+    except topoccl.MismatchError as error:
+        print(error, flush=True)
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{r}" for r in range(size)])
+
+
 if __name__ == "__main__":
-    known = (meet, addresses, leave, load_data, swapped, patient, alone_to_the_end, fail)
+    known = (meet, addresses, leave, load_data, swapped, patient, sizes, alone_to_the_end, fail)
     what: dict[str, Any] = {function.__name__: function for function in known}
     what[sys.argv[1]](*sys.argv[2:])
