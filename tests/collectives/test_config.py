@@ -50,6 +50,7 @@ def test_every_variable_is_read() -> None:
         "TOPOCCL_HOSTID": "left",
         "TOPOCCL_SOCKET_IFNAME": "^docker,lo",
         "TOPOCCL_DEBUG": "trace",
+        "TOPOCCL_RAILS": "1",
         "TOPOCCL_DEBUG_SUBSYS": "^coll,P2P",
         "TOPOCCL_DEBUG_FILE": "log.%h.%p",
         "TOPOCCL_TIMEOUT": "1.5min",
@@ -75,6 +76,7 @@ def test_every_variable_is_read() -> None:
         fallback="print",
         shm=False,
         attach=False,
+        rails="1",
         conf_file="/dev/null",
     )
     assert {variable_of(name) for name in option_names()} == set(env) - {"PATH"}
@@ -233,6 +235,7 @@ def test_agreement_leaves_out_what_may_differ() -> None:
         "TOPOCCL_TRANSPORT",
         "TOPOCCL_TOPO_FILE",
         "TOPOCCL_TUNE_FILE",
+        "TOPOCCL_RAILS",
         "TOPOCCL_TIMEOUT",
         "TOPOCCL_FALLBACK",
         "TOPOCCL_SHM",
