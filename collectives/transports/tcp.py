@@ -16,6 +16,7 @@ cores that other ranks need. Here the kernel wakes whoever waits, and data leave
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -268,8 +269,10 @@ class TcpMedium(Medium):
     def _serve_outgoing(self, link: Outgoing, events: int) -> None:
         if link in self._connecting:
             problem = link.connected()
-            if problem is not None:
-                self._lose(link.peer, f"no connection to {_place(self._book[link.peer][link.rail])}: {problem}")
+            if problem:
+                where = f"no connection to {_place(self._book[link.peer][link.rail])}: {os.strerror(problem)}"
+                # All ranks listened before any of them connected.
+                self._lose(link.peer, _closed(f" ({where})") if problem == errno.ECONNREFUSED else where)
                 return
             self._connecting.discard(link)
         elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
@@ -303,7 +306,8 @@ class TcpMedium(Medium):
         for link in coming:
             self._pull(link)
         for message in stranded:
-            message.finish(TransportError(f"{message.endpoint}: {message} failed: {self._lost[peer]}"))
+            why = self._nobody_left(message) if message.peer == ANY_SOURCE else self._lost[peer]
+            message.finish(TransportError(f"{message.endpoint}: {message} failed: {why}"))
 
     def _unpost(self, key: Key, gone: list[Message]) -> None:
         left = [message for message in self._posted.get(key, ()) if message not in gone]
