@@ -104,8 +104,12 @@ class Profile:
         if self.min_segment < 1 or self.max_segments < 1:
             raise ValueError(f"min_segment {self.min_segment!r} and max_segments {self.max_segments!r}: expected positive numbers")
 
-    def on_hosts(self, crowd: float, *, attach: bool) -> Profile:
-        """The same transport when ``crowd`` ranks share a core, and ranks of a host can read each other's memory or not."""
+    def on_hosts(self, crowd: float, *, attach: bool, machine: float = 1.0) -> Profile:
+        """The same transport when ``crowd`` ranks of a host share a core, and ranks of a host can read each other's memory or not.
+
+        ``machine`` is how many ranks share a core where hosts share a machine (containers, the virtual cluster); a message between them
+        costs its processors as often.
+        """
         local = replace(
             self.local,
             send_overhead=self.local.send_overhead * crowd,
@@ -116,7 +120,9 @@ class Profile:
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        return replace(self, local=local, crowd=crowd)
+        busy = max(crowd, machine)
+        network = replace(self.network, send_overhead=self.network.send_overhead * busy, recv_overhead=self.network.recv_overhead * busy)
+        return replace(self, local=local, network=network, crowd=crowd)
 
     def on_small_pages(self) -> Profile:
         """The same for buffers that do not lie on huge pages."""

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,7 +87,9 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if not rails:
         transport = over_tcp(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())
-    profile = default_profile(transport.name).on_hosts(neighbours.crowd, attach=neighbours.reach is not None)
+    profile = default_profile(transport.name).on_hosts(
+        neighbours.crowd, attach=neighbours.reach is not None, machine=_crowd_of_machines(seen.facts)
+    )
     tuning = seen.tuning
     if not seen.share:
         profile = profile.without_shared_memory()
@@ -103,6 +106,14 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )
     return Communicator(transport, topology, neighbours, config, logger, selector, name, limit, rails)
+
+
+def _crowd_of_machines(facts: Sequence[HostFacts]) -> float:
+    """How many ranks share a core of the fullest machine, whatever hosts they count as."""
+    machines: dict[str, list[HostFacts]] = {}
+    for rank, seen in enumerate(facts):
+        machines.setdefault(seen.boot_id or f"rank {rank}", []).append(seen)
+    return max(len(ranks) / max(1, len(set().union(*(seen.affinity for seen in ranks)))) for ranks in machines.values())
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,14 @@ class _LaneRun:
 
     def _ready(self, item: Item) -> bool:
         done = self.done
-        return all(done[lane] > at for lane, at in item.deps) and all(r.done for other in item.awaits for r in other.outgoing)
+        for lane, at in item.deps:  # loops, since this is asked twice for every message
+            if done[lane] <= at:
+                return False
+        for other in item.awaits:
+            for request in other.outgoing:
+                if not request.done:
+                    return False
+        return True
 
     def _post(self, item: Item) -> None:
         item.incoming = [self._start(message, send=False) for message in item.receives]

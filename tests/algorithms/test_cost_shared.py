@@ -98,3 +98,13 @@ def test_small_pages_are_another_choice() -> None:
     assert (fast.pulls, slow.pulls) == (True, False)
     assert fast.as_dict()["pulls"]
     assert fast.seconds < slow.seconds < math.inf
+
+
+def test_messages_between_hosts_of_one_machine_cost_its_processors_as_often() -> None:
+    alone, packed = default_profile("mpi").on_hosts(1, attach=False), default_profile("mpi").on_hosts(1, attach=False, machine=3)
+    assert packed.network.send_overhead == pytest.approx(3 * alone.network.send_overhead)
+    assert packed.network.recv_overhead == pytest.approx(3 * alone.network.recv_overhead)
+    assert packed.local == alone.local
+    assert default_profile("mpi").on_hosts(4, attach=False, machine=2).network.send_overhead == pytest.approx(
+        4 * alone.network.send_overhead
+    )
