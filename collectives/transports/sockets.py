@@ -10,12 +10,13 @@ import struct
 import time
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from topoccl.collectives.transports.base import ANY_SOURCE
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.matching import Arrival, Matching
 
 _HEADER = struct.Struct("<QQ")  # tag and bytes of a message
 _HELLO = struct.Struct("<8s16sII")  # magic, token, rank, rail: the first bytes on a connection
@@ -37,40 +38,8 @@ _KEEPALIVE = (
 )
 
 
-Key = tuple[int, int]  # tag on the wire and rail
-
-
 class PeerLost(Exception):
     """The other end of a connection is gone; the text, if any, says why."""
-
-
-class Arrival:
-    """A message that comes in, or has come. ``into`` is where its bytes go, None where they are thrown away; ``sender`` is set when it
-    is from this rank itself."""
-
-    __slots__ = ("at", "into", "key", "nbytes", "receive", "sender", "source")
-
-    def __init__(self, source: int, key: Key, nbytes: int, sender: Message | None = None) -> None:
-        self.source = source
-        self.key = key
-        self.nbytes = nbytes
-        self.at = 0  # bytes that have come
-        self.into: memoryview | None = None
-        self.receive: Message | None = None
-        self.sender = sender
-
-
-class Receiver(Protocol):
-    """Who takes what comes in."""
-
-    def starts(self, source: int, rail: int, tag: int, nbytes: int) -> Arrival:
-        """A message begins to come."""
-
-    def complete(self, arrival: Arrival) -> None:
-        """All of it has come."""
-
-    def cut(self, arrival: Arrival) -> None:
-        """The rest of it will not come."""
 
 
 class Listener:
@@ -220,16 +189,16 @@ class Incoming:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def pull(self, receiver: Receiver) -> None:
+    def pull(self, matching: Matching) -> None:
         """Takes what has come, up to a fair share. Raises PeerLost."""
-        self._take(receiver)
+        self._take(matching)
         arrival = self._arrival
         wake = 1 if arrival is None else max(1, min(arrival.nbytes - arrival.at, _WAKE))  # never more than is sure to come
         if wake != self._wake:
             self._wake = wake
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
 
-    def _take(self, receiver: Receiver) -> None:
+    def _take(self, matching: Matching) -> None:
         taken = 0
         while taken < _BURST:
             arrival, buffer = self._arrival, self._buffer[self._have :]
@@ -244,9 +213,9 @@ class Incoming:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._lost(receiver, f" ({error.strerror or error})")
+                self._lost(matching, f" ({error.strerror or error})")
             if not count:
-                self._lost(receiver, "")
+                self._lost(matching, "")
             short = count < straight + len(buffer)
             taken += count
             if arrival is not None and straight:
@@ -255,19 +224,19 @@ class Incoming:
                 count -= direct
                 if arrival.at == arrival.nbytes:
                     self._arrival = None
-                    receiver.complete(arrival)
+                    matching.complete(arrival)
             self._have += count
-            self._parse(receiver)
+            self._parse(matching)
             if short:
                 return  # it was all that there is, for now
 
-    def _lost(self, receiver: Receiver, why: str) -> NoReturn:
+    def _lost(self, matching: Matching, why: str) -> NoReturn:
         if self._arrival is not None:
-            receiver.cut(self._arrival)
+            matching.cut(self._arrival)
             self._arrival = None
         raise PeerLost(why)
 
-    def _parse(self, receiver: Receiver) -> None:
+    def _parse(self, matching: Matching) -> None:
         """Takes messages out of the buffer."""
         buffer, have, at = self._buffer, self._have, 0
         if self.source == ANY_SOURCE:
@@ -282,7 +251,7 @@ class Incoming:
                     break
                 tag, nbytes = _HEADER.unpack_from(buffer, at)
                 at += _HEADER.size
-                arrival = self._arrival = receiver.starts(self.source, self._rail, tag, nbytes)
+                arrival = self._arrival = matching.starts(self.source, self._rail, tag, nbytes)
             count = min(have - at, arrival.nbytes - arrival.at)
             if count:
                 if arrival.into is not None:
@@ -291,7 +260,7 @@ class Incoming:
                 at += count
             if arrival.at == arrival.nbytes:
                 self._arrival = None
-                receiver.complete(arrival)
+                matching.complete(arrival)
         if at:
             buffer[: have - at] = bytes(buffer[at:have])
             self._have = have - at

@@ -25,11 +25,10 @@ from collections.abc import Sequence
 from threading import Condition, Lock
 from typing import Protocol
 
-import numpy as np
-
 from topoccl.collectives.errors import TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, Endpoint, Medium, Message, Request, Transport
-from topoccl.collectives.transports.sockets import Arrival, Incoming, Key, Listener, Outgoing, PeerLost
+from topoccl.collectives.transports.matching import Matching
+from topoccl.collectives.transports.sockets import Incoming, Listener, Outgoing, PeerLost
 
 _CONNECT_CHECK = 1.0  # seconds between two looks at connections that are not made yet
 _COARSE = 5e-3  # seconds from which epoll's own clock, of milliseconds, is fine enough
@@ -98,8 +97,7 @@ class TcpMedium(Medium):
         self._outgoing: dict[tuple[int, int], Outgoing] = {}  # by peer and rail
         self._links: dict[int, Outgoing | Incoming] = {}  # by descriptor
         self._connecting: set[Outgoing] = set()
-        self._posted: dict[Key, list[Message]] = {}  # receives, in the order in which they were begun
-        self._early: dict[Key, list[Arrival]] = {}  # messages that nobody has asked for, in the order in which they began to come
+        self._matching = Matching()
         self._lost: dict[int, str] = {}  # peers that are gone, and why
         self._epoll = select.epoll()
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -115,7 +113,8 @@ class TcpMedium(Medium):
             if not message.is_send:
                 self._begin_receive(message)
             elif message.peer == self.rank:
-                self._send_to_self(message)
+                if self._matching.from_self(message):
+                    self._tell()
             else:
                 link = self._link(message.peer, message.rail, message)
                 first = link.idle
@@ -123,32 +122,15 @@ class TcpMedium(Medium):
                 if first:
                     self._push(link)
 
-    def _send_to_self(self, message: Message) -> None:
-        arrival = Arrival(self.rank, (message.tag, message.rail), message.nbytes, message)
-        arrival.at, arrival.into = message.nbytes, message.data.data
-        receive = self._take_posted(arrival)
-        if receive is None:
-            self._early.setdefault(arrival.key, []).append(arrival)
-        else:
-            self._deliver(arrival, receive)
-            self._tell()
-
     def _begin_receive(self, message: Message) -> None:
-        key = (message.tag, message.rail)
-        early = self._early.get(key)
-        if early is not None:
-            for arrival in early:
-                if message.peer in (ANY_SOURCE, arrival.source):
-                    early.remove(arrival)
-                    if not early:
-                        del self._early[key]
-                    self._deliver(arrival, message)
-                    return
-        if message.peer not in (ANY_SOURCE, self.rank):
+        if self._matching.claim(message):
+            return
+        if message.peer == ANY_SOURCE:
+            if self._lost and (why := self._nobody_left(message)):
+                raise TransportError(f"{message.endpoint}: cannot {message}: {why}")
+        elif message.peer != self.rank and not (message.peer in self._lost and self._coming(message.peer)):
             self._link(message.peer, message.rail, message)  # whose end tells of the peer's
-        elif message.peer == ANY_SOURCE and self._lost and (why := self._nobody_left(message)):
-            raise TransportError(f"{message.endpoint}: cannot {message}: {why}")
-        self._posted.setdefault(key, []).append(message)
+        self._matching.post(message)
 
     def _link(self, peer: int, rail: int, message: Message) -> Outgoing:
         """The connection on which this rank sends to ``peer``; begins to make it if there is none."""
@@ -172,56 +154,6 @@ class TcpMedium(Medium):
 
     def _listeners_by_rail(self, rail: int) -> Listener:
         return next(listener for number, listener in self._listeners.values() if number == rail)
-
-    # Messages come
-
-    def _take_posted(self, arrival: Arrival) -> Message | None:
-        """The receive that this message is for, out of those that were begun."""
-        posted = self._posted.get(arrival.key)
-        if posted is None:
-            return None
-        for at, message in enumerate(posted):
-            if message.peer in (ANY_SOURCE, arrival.source):
-                del posted[at]
-                if not posted:
-                    del self._posted[arrival.key]
-                return message
-        return None
-
-    def starts(self, source: int, rail: int, tag: int, nbytes: int) -> Arrival:
-        """A message of ``nbytes`` begins to come."""
-        arrival = Arrival(source, (tag, rail), nbytes)
-        receive = self._take_posted(arrival)
-        if receive is None:
-            arrival.into = np.empty(nbytes, np.uint8).data
-            self._early.setdefault(arrival.key, []).append(arrival)
-        else:
-            self._accept(arrival, receive)
-        return arrival
-
-    def _accept(self, arrival: Arrival, receive: Message) -> None:
-        arrival.receive = receive
-        arrival.into = receive.data.data if receive.nbytes == arrival.nbytes else None
-
-    def _deliver(self, arrival: Arrival, receive: Message) -> None:
-        """Gives a message that has come, or begun to, to a receive."""
-        held, sender = arrival.into, arrival.sender
-        self._accept(arrival, receive)
-        if arrival.at and arrival.into is not None and held is not None:
-            arrival.into[: arrival.at] = held[: arrival.at]
-        if arrival.at == arrival.nbytes:
-            self.complete(arrival)
-        if sender is not None:
-            sender.finish(receive.error)
-
-    def complete(self, arrival: Arrival) -> None:
-        """All bytes of a message have come."""
-        receive = arrival.receive
-        if receive is not None:
-            wrong = None
-            if receive.nbytes != arrival.nbytes:
-                wrong = TransportError(f"{receive.endpoint}: {receive} failed: met a message of {arrival.nbytes} bytes")
-            receive.finish(wrong, arrival.source)
 
     # Connections
 
@@ -260,7 +192,7 @@ class TcpMedium(Medium):
 
     def _pull(self, link: Incoming) -> None:
         try:
-            link.pull(self)
+            link.pull(self._matching)
         except PeerLost as lost:
             self._drop(link)
             if link.source != ANY_SOURCE:
@@ -297,38 +229,18 @@ class TcpMedium(Medium):
         # What the peer has sent before its end is still read, up to the end of each connection.
         for rail, listener in self._listeners.values():
             self._accept_links(rail, listener)
-        coming = [link for link in self._links.values() if isinstance(link, Incoming) and link.source == peer]
+        coming = self._coming(peer)
         if not coming:
-            for key, posted in list(self._posted.items()):
-                gone = [m for m in posted if m.peer == peer or (m.peer == ANY_SOURCE and self._nobody_left(m))]
-                stranded += gone
-                self._unpost(key, gone)
+            stranded += self._matching.withdraw(lambda m: m.peer == peer or (m.peer == ANY_SOURCE and self._nobody_left(m) != ""))
         for link in coming:
             self._pull(link)
         for message in stranded:
             why = self._nobody_left(message) if message.peer == ANY_SOURCE else self._lost[peer]
             message.finish(TransportError(f"{message.endpoint}: {message} failed: {why}"))
 
-    def _unpost(self, key: Key, gone: list[Message]) -> None:
-        left = [message for message in self._posted.get(key, ()) if message not in gone]
-        if left:
-            self._posted[key] = left
-        else:
-            self._posted.pop(key, None)
-
-    def cut(self, arrival: Arrival) -> None:
-        """The connection has ended in the middle of this message."""
-        receive = arrival.receive
-        if receive is not None:
-            receive.finish(
-                TransportError(
-                    f"{receive.endpoint}: {receive} failed: the connection was closed after {arrival.at} bytes of {arrival.nbytes}"
-                )
-            )
-        elif arrival.key in self._early:
-            self._early[arrival.key].remove(arrival)
-            if not self._early[arrival.key]:
-                del self._early[arrival.key]
+    def _coming(self, peer: int) -> list[Incoming]:
+        """The connections on which ``peer`` sends that have not ended."""
+        return [link for link in self._links.values() if isinstance(link, Incoming) and link.source == peer]
 
     def _nobody_left(self, message: Message) -> str:
         """Why nobody can send to a receive from any source; empty when somebody can."""
@@ -407,12 +319,8 @@ class TcpMedium(Medium):
         if not gone:
             return
         with self._lock:
-            for key in {(message.tag, message.rail) for message in gone}:
-                self._unpost(key, [m for m in self._posted.get(key, ()) if m in gone])
-                early = self._early.get(key, [])
-                early[:] = [arrival for arrival in early if arrival.sender not in gone]
-                if not early:
-                    self._early.pop(key, None)
+            self._matching.withdraw(gone.__contains__)
+            self._matching.drop_from_self(gone)
             for link in self._links.values():
                 link.abandon(gone)
             self._tell()
@@ -425,7 +333,7 @@ class TcpMedium(Medium):
                 self._drop(link)
             for _, listener in self._listeners.values():
                 listener.close()
-            self._early.clear()
+            self._matching = Matching()
         end = time.monotonic() + 1.0
         while self._driving and time.monotonic() < end:  # it still sleeps in epoll, but was told
             time.sleep(1e-4)

@@ -64,6 +64,22 @@ def long_message_does_not_wait_for_its_receive(t: Transport) -> None:
         assert (large == 3).all()
 
 
+def long_last_words(t: Transport) -> None:
+    """What the kernel took before a close arrives, however late its receives are begun."""
+    size = 2_500_000
+    if t.rank == 0:
+        t.wait([t.isend(1, 1, np.full(size, 7, np.uint8)), t.isend(1, 2, np.full(size, 8, np.uint8))], 30.0)
+        t.close()
+    else:
+        t.progress([t.irecv(0, 9, np.zeros(1, np.uint8))], 0.3)
+        got = [np.zeros(size, np.uint8) for _ in range(2)]
+        for tag, data in enumerate(got, 1):
+            t.wait([t.irecv(0, tag, data)], 30.0)
+            assert (data == 6 + tag).all()
+        with pytest.raises(TransportError, match="the peer has died or has closed"):
+            t.wait([t.irecv(0, 1, got[0])], 30.0)
+
+
 def receives_from_any_source_fail_when_nobody_is_left(t: Transport) -> None:
     t.wait([t.isend(0, 1, np.zeros(1, np.uint8))] if t.rank else [t.irecv(peer, 1, np.zeros(1, np.uint8)) for peer in (1, 2)], 30.0)
     if t.rank:
@@ -134,6 +150,7 @@ COMMANDS = CHECKS | {
         shorter_than_expected,
         other_lengths_than_expected,
         to_itself_of_another_length,
+        long_last_words,
         long_message_does_not_wait_for_its_receive,
         receives_from_any_source_fail_when_nobody_is_left,
         waits_of_many_threads,
