@@ -12,7 +12,7 @@ from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
 from topoccl.collectives.transports.rendezvous import address_among
 from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
-from topoccl.collectives.transports.tcp import Pace, tcp_transport
+from topoccl.collectives.transports.tcp import Pace, tcp_transport, unpaced
 from topoccl.topology.discovery import HostFacts
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import routes_of
@@ -65,6 +65,16 @@ def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:
         return min(link.bandwidth for link in links)
 
     return pace
+
+
+def asked_for(transport: Transport, config: Config) -> Transport:
+    """For those who measure what there is, and do not know the fabric yet: sockets without a pace if these were asked for, else
+    ``transport``. Every rank calls this; errors as for :func:`open_tcp`."""
+    if config.transport != "tcp":
+        return transport
+    wide = open_tcp(transport, [address_among(transport, config.socket_ifname, config.timeout)], config.timeout, unpaced)
+    transport.close()
+    return wide
 
 
 def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace) -> Transport:

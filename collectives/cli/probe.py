@@ -13,6 +13,7 @@ from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
 from topoccl.collectives.config import Config, trace_requested
 from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.network import asked_for
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.probe.report import summary
 from topoccl.collectives.probe.runner import probe
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     info = launch_environment(os.environ)
     options = _options(args.argv, speaks=info.rank == 0)
     try:
-        transport, config = open_job(info, transport=options.transport)
+        met, config = open_job(info, transport=options.transport)
+        transport = asked_for(met, config)
         _probe(transport, config, options)
         transport.close()
     except (TopocclError, TopologyError, OSError) as error:
@@ -77,6 +79,6 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="FILE", help="write there (YAML, or JSON if FILE ends in .json), not to standard output")
     add("--budget", type=budget, default="60s", metavar="TIME", help="time for all measurements, such as 60s or 5min (60s)")
-    add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, mpi or gloo")
+    add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, tcp, mpi or gloo")
     add("-q", "--quiet", action="store_true", help="show no progress")
     return parser.parse_args(argv)

@@ -119,7 +119,7 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
     add("-f", "--stepfactor", type=int, default=4, metavar="N", help="factor between sizes (4)")
     add("-o", "--output", type=Path, metavar="FILE", required=True, help="write the tuning file there")
     add("--budget", type=budget, default="60s", metavar="TIME", help="time for all of it, such as 60s or 5min (60s)")
-    add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, mpi or gloo")
+    add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, tcp, mpi or gloo")
     add("--import", dest="imported", type=Path, metavar="FILE.csv", help="measure what this table of NCCL's tuner plugin asks for, first")
     add("--export", type=Path, metavar="FILE.csv", help="also write a table for NCCL's tuner plugin")
     add("-q", "--quiet", action="store_true", help="show no progress")
