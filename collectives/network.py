@@ -20,6 +20,8 @@ from topoccl.topology.routes import routes_of
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
+_PATIENCE = 30.0
+
 
 def over_tcp(
     transport: Transport, topology: Topology, facts: Sequence[HostFacts], config: Config, logger: Logger, timeout: float
@@ -38,10 +40,11 @@ def over_tcp(
         rdma = any(nic.rdma for seen in facts for nic in seen.nics)
         if config.transport != "auto" or len(topology.ranks_by_host) < 2 or (transport.name == "mpi" and rdma):
             return transport
+    # Ranks that do not reach each other are to find out soon, where they can do without.
+    patience = timeout if config.transport == "tcp" else min(timeout, _PATIENCE)
     try:
-        wide = open_tcp(
-            transport, [address_among(transport, config.socket_ifname, timeout)], timeout, pace_of(transport.rank, topology, facts)
-        )
+        own = address_among(transport, config.socket_ifname, timeout)
+        wide = open_tcp(transport, [own], timeout, pace_of(transport.rank, topology, facts), patience)
     except TopocclError as problem:
         if config.transport == "tcp":
             raise
@@ -77,13 +80,14 @@ def asked_for(transport: Transport, config: Config) -> Transport:
     return wide
 
 
-def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace) -> Transport:
+def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace, patience: float | None = None) -> Transport:
     """Sockets among the ranks of ``transport``, which stays open; every rank calls this.
 
     Args:
         addresses: of this rank, one for each rail, in one order on all ranks.
         timeout: seconds.
         pace: of what this rank sends.
+        patience: seconds for the first words among all ranks, where these are not ``timeout``.
 
     Raises:
         ConfigError: this or another rank cannot listen at an address; on every rank.
@@ -101,7 +105,7 @@ def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pac
         told = exchange_or_raise(transport, problem or mine, timeout)
         wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace)
         try:
-            exchange(wide, None, timeout)
+            exchange(wide, None, timeout if patience is None else patience)
         except TopocclError as error:
             problem = error
         exchange_or_raise(transport, problem, timeout)
