@@ -25,8 +25,8 @@ PLANTED = [
     ("network.both_ways", 0.75),
     ("network.efficiency", 0.88),
     ("network.latency", 60e-6),
-    ("network.recv_overhead", 20e-6),
-    ("network.send_overhead", 20e-6),
+    ("network.recv_overhead", 60e-6),
+    ("network.send_overhead", 60e-6),
     ("reduce_bandwidth", 3e9),
 ]
 

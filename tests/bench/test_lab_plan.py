@@ -119,8 +119,8 @@ def test_one_switch_in_full() -> None:
     plan = make_plan(load("cluster:2x2,net=200Mbit/s"))
     assert plan.cable_lines({FABRIC: 11, "h0": 12, "h1": 13}) == (
         "link add br0 type bridge stp_state 0 mcast_snooping 0",
-        "link add eth0 address 02:00:00:00:00:00 netns 12 type veth peer name p0b address 02:01:00:00:00:00 netns 11",
-        "link add eth0 address 02:00:00:00:00:01 netns 13 type veth peer name p1b address 02:01:00:00:00:01 netns 11",
+        "link add eth0 gso_max_size 24000 address 02:00:00:00:00:00 netns 12 type veth peer name p0b gso_max_size 24000 address 02:01:00:00:00:00 netns 11",
+        "link add eth0 gso_max_size 24000 address 02:00:00:00:00:01 netns 13 type veth peer name p1b gso_max_size 24000 address 02:01:00:00:00:01 netns 11",
     )
     assert plan.ip_lines["h1"] == (
         "link set lo up",

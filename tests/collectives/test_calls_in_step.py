@@ -77,11 +77,11 @@ def test_over_threads(name: str, hosts: str) -> None:
     on_threads(hosts, lambda world: run_case(world, name, 1))
 
 
-@pytest.mark.parametrize("hosts", ["aa", "aab"])
-def test_over_gloo(hosts: str) -> None:
-    results = run_ranks(len(hosts), [PROGRAM, hosts], env={"TOPOCCL_TRANSPORT": "gloo"})
+@pytest.mark.parametrize(("transport", "hosts"), [("gloo", "aa"), ("gloo", "aab"), ("tcp", "aab")])
+def test_over_gloo_and_sockets(transport: str, hosts: str) -> None:
+    results = run_ranks(len(hosts), [PROGRAM, hosts], env={"TOPOCCL_TRANSPORT": transport})
     all_well(results)
-    assert all("all well over gloo" in text for _, text in results)
+    assert all(f"all well over {transport}" in text for _, text in results)
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
@@ -93,8 +93,9 @@ def test_over_mpi(hosts: str, mpirun: MpiRun) -> None:
 
 @pytest.mark.parametrize("hosts", ["aaa", "aab", "abc"])
 @pytest.mark.parametrize("when", ["before", "in"])
-def test_a_rank_that_is_killed(hosts: str, when: str) -> None:
-    results = run_ranks(3, ["-c", DYING, when], hosts=hosts, env={"TOPOCCL_TRANSPORT": "gloo"})
+@pytest.mark.parametrize("transport", ["gloo", "tcp"])
+def test_a_rank_that_is_killed(transport: str, hosts: str, when: str) -> None:
+    results = run_ranks(3, ["-c", DYING, when], hosts=hosts, env={"TOPOCCL_TRANSPORT": transport})
     assert [status for status, _ in results] == [0, -9, 0], results
     assert not [name for name in os.listdir("/dev/shm") if "topoccl" in name]
     for rank in (0, 2):

@@ -1,4 +1,5 @@
-"""Every variant of every algorithm in real processes: shared memory inside hosts, MPI or Gloo between them (see every_algorithm.py)."""
+"""Every variant of every algorithm in real processes: shared memory inside hosts, sockets, MPI or Gloo between them
+(see every_algorithm.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,14 @@ RUNS = sum(
 )
 
 
-@pytest.mark.parametrize("transport", ["mpi", "gloo"])
-@pytest.mark.parametrize("hosts", ["ab", "aba", "aabc", "abbca", "aabacbda"])
+@pytest.mark.parametrize(
+    ("transport", "hosts"),
+    [
+        *(("tcp", hosts) for hosts in ("ab", "aba", "aabc", "abbca", "aabacbda")),
+        *(("mpi", hosts) for hosts in ("ab", "aabc", "aabacbda")),
+        *(("gloo", hosts) for hosts in ("aba", "abbca", "aabacbda")),
+    ],
+)
 def test_results_and_counters_are_exact(mpirun: Callable[..., object], transport: str, hosts: str) -> None:
     env = {"TOPOCCL_TRANSPORT": transport, "PYTHONPATH": str(SCRIPT.parent)}
     done = mpirun(len(hosts), sys.executable, str(SCRIPT), hosts, env=env, timeout=280)

@@ -87,8 +87,8 @@ def beside_rpc(port: str) -> None:
 
     begin()
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", _transports=["uv"])
-    rpc.init_rpc(f"rank {RANK}", rank=RANK, world_size=SIZE, rpc_backend_options=options)
-    assert rpc.rpc_sync(f"rank {(RANK + 1) % SIZE}", torch.add, (torch.ones(2), total())).tolist() == [SIZE + 1] * 2
+    rpc.init_rpc(f"rank{RANK}", rank=RANK, world_size=SIZE, rpc_backend_options=options)
+    assert rpc.rpc_sync(f"rank{(RANK + 1) % SIZE}", torch.add, (torch.ones(2), total())).tolist() == [SIZE + 1] * 2
     assert total() == SIZE
     rpc.shutdown()
     dist.destroy_process_group()

@@ -30,6 +30,7 @@ def group() -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     patch.setenv("TOPOCCL_HOSTID", f"pretended {rank // _RANKS_PER_HOST}")
+    patch.setenv("TOPOCCL_TRANSPORT", "mpi")
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         patch.delenv(name, raising=False)
     forbid_collectives(patch.setattr)
