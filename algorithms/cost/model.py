@@ -30,7 +30,7 @@ SIMULATED_STEPS = 6000
 """As many segments are simulated as make about so many steps; the time of more is extrapolated."""
 SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
-SEGMENT_GAIN = 0.03
+SEGMENT_GAIN = 0.01
 """More segments must be better by this share; predictions are not exact to less, and processors may be busier than they know."""
 SEARCH_LIMIT = 1500
 """For schedules with more messages than this the number of segments is chosen level by level."""

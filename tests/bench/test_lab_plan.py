@@ -117,10 +117,11 @@ def test_every_address_of_a_host_is_reached_at_its_own_interface(expression: str
 
 def test_one_switch_in_full() -> None:
     plan = make_plan(load("cluster:2x2,net=200Mbit/s"))
+    bundle = "gso_max_size 24000"
     assert plan.cable_lines({FABRIC: 11, "h0": 12, "h1": 13}) == (
         "link add br0 type bridge stp_state 0 mcast_snooping 0",
-        "link add eth0 gso_max_size 24000 address 02:00:00:00:00:00 netns 12 type veth peer name p0b gso_max_size 24000 address 02:01:00:00:00:00 netns 11",
-        "link add eth0 gso_max_size 24000 address 02:00:00:00:00:01 netns 13 type veth peer name p1b gso_max_size 24000 address 02:01:00:00:00:01 netns 11",
+        f"link add eth0 {bundle} address 02:00:00:00:00:00 netns 12 type veth peer name p0b {bundle} address 02:01:00:00:00:00 netns 11",
+        f"link add eth0 {bundle} address 02:00:00:00:00:01 netns 13 type veth peer name p1b {bundle} address 02:01:00:00:00:01 netns 11",
     )
     assert plan.ip_lines["h1"] == (
         "link set lo up",
