@@ -29,7 +29,7 @@ REPORTS: dict[int, tuple[str, list[str]]] = {
     11: (
         "shapes or dtypes differ between ranks",
         [
-            "collectives/test_calls_in_step.py::test_over_gloo",
+            "collectives/test_calls_in_step.py::test_over_gloo_and_sockets",
             "collectives/call_cases.py::differing",
             "collectives/torch_misuse_checks.py::lists_and_sparse_tensors_that_differ",
         ],

@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--transport",
         metavar="NAME",
-        help=f"{', '.join(TRANSPORTS)}, or {IDEAL} for links alone; default: {IDEAL} for accelerators, else mpi",
+        help=f"{', '.join(TRANSPORTS)}, or {IDEAL} for links alone; default: {IDEAL} for accelerators, else tcp between hosts, mpi on one",
     )
     parser.add_argument("--algo", metavar="RULES", help="in place of TOPOCCL_ALGO")
     parser.add_argument("--tune-file", metavar="FILE", help="measured times, in place of TOPOCCL_TUNE_FILE")
@@ -165,7 +165,9 @@ def _transport(config: Config, topology: Topology, tuning: Tuning | None) -> str
         return tuning.transport
     slots = set(topology.slots)
     shared = any(link.kind == "shm" for link in topology.links if link.src in slots)
-    return "mpi" if shared else IDEAL  # accelerators, and bare nodes of textbook networks, copy nothing
+    if not shared:  # accelerators, and bare nodes of textbook networks, copy nothing
+        return IDEAL
+    return "tcp" if len(topology.ranks_by_host) > 1 else "mpi"
 
 
 def _show(choice: Choice) -> None:

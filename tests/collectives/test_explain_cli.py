@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Explain:
 def test_json_has_every_candidate(run: Explain) -> None:
     data = run.json("all_reduce", "64K", "--topology", "cluster:4x2")
     assert {"collective", "bytes", "choice", "reason", "candidates", "bound_seconds"} <= data.keys()
-    assert (data["collective"], data["bytes"], data["ranks"], data["profile"]) == ("all_reduce", 65536, 8, "mpi")
+    assert (data["collective"], data["bytes"], data["ranks"], data["profile"]) == ("all_reduce", 65536, 8, "tcp")
     rows = {row["algorithm"]: row for row in data["candidates"]}
     assert len(rows) == sum(len(a.variants) for a in algorithms_for("all_reduce"))
     assert [name for name, row in rows.items() if row["rejected"] is None] == [data["choice"]]
@@ -160,7 +160,7 @@ def test_transports(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds["ideal"] < seconds["mpi"] < seconds["gloo"]
     assert run.json("all_reduce", "1K", "-t", "dgx-a100:1", "--algo", "all_reduce:ring")["profile"] == "ideal"
     monkeypatch.setenv("TOPOCCL_SHM", "0")
-    assert run.json("all_reduce", "1K", "-t", "cluster:2x1")["profile"] == "mpi, no shared memory"
+    assert run.json("all_reduce", "1K", "-t", "cluster:2x1")["profile"] == "tcp, no shared memory"
 
 
 def test_the_topology_may_come_from_a_variable_or_from_this_host(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
