@@ -37,8 +37,8 @@ def over_tcp(
         TransportError, CollectiveTimeout: ``tcp`` was asked for, and ranks do not reach each other; on every rank.
     """
     if config.transport != "tcp":
-        rdma = any(nic.rdma for seen in facts for nic in seen.nics)
-        if config.transport != "auto" or len(topology.ranks_by_host) < 2 or (transport.name == "mpi" and rdma):
+        better = transport.name == "mpi" and rdma_of(facts) is not None
+        if config.transport != "auto" or len(topology.ranks_by_host) < 2 or better:
             return transport
     # Ranks that do not reach each other are to find out soon, where they can do without.
     patience = timeout if config.transport == "tcp" else min(timeout, _PATIENCE)
@@ -52,6 +52,11 @@ def over_tcp(
         return transport
     transport.close()
     return wide
+
+
+def rdma_of(facts: Sequence[HostFacts]) -> str | None:
+    """A NIC with RDMA, by which MPI may reach more than sockets do."""
+    return next((f"{nic.name} of rank {rank}" for rank, seen in enumerate(facts) for nic in seen.nics if nic.rdma), None)
 
 
 def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:

@@ -10,7 +10,7 @@ from topoccl.collectives.bootstrap import exchange, exchange_or_raise, share_sto
 from topoccl.collectives.config import Config, variable_of
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
-from topoccl.collectives.network import open_tcp, pace_of
+from topoccl.collectives.network import open_tcp, pace_of, rdma_of
 from topoccl.collectives.transports.rendezvous import source_address
 from topoccl.topology.discovery import HostFacts, NicFacts
 from topoccl.topology.discovery.assemble import nic_name
@@ -79,10 +79,8 @@ def rail_addresses(
         raise ConfigError(f"topology {topology.name!r} has {len(rails)} of the networks that reach all hosts over NICs; rails need two")
     if transport == "memory" or config.transport == "mpi":
         raise ConfigError(f"transport {transport} has one way between ranks; {variable_of('transport')}=auto, tcp or gloo has rails")
-    if config.rails != "1" and transport == "mpi":
-        fast = [f"{nic.name} of rank {rank}" for rank, seen in enumerate(facts) for nic in seen.nics if nic.rdma]
-        if fast:
-            raise ConfigError(f"MPI may reach more than sockets do by the RDMA of {fast[0]}")
+    if config.rails != "1" and transport == "mpi" and (fast := rdma_of(facts)):
+        raise ConfigError(f"MPI may reach more than sockets do by the RDMA of {fast}")
     guessed = [nic for rail in rails for nic in rail.nics.values() if topology.vertices[nic].attrs.get("source") == "default"]
     if guessed and config.rails != "1":
         raise ConfigError(f"the rate of NIC {guessed[0]} is not known")

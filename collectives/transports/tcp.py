@@ -85,6 +85,7 @@ class TcpMedium(Medium):
         self.size = len(book)
         self.rails = len(listeners)
         self._listeners = {listener.fileno(): (rail, listener) for rail, listener in enumerate(listeners)}
+        self._own = [listener.address for listener in listeners]
         self._book = book
         self._token = token
         self._timeout = timeout
@@ -140,9 +141,8 @@ class TcpMedium(Medium):
         if link is None:
             if self._closed:
                 raise TransportError(f"{message.endpoint}: cannot {message}: the transport is closed")
-            own = self._listeners_by_rail(rail)
             try:
-                link = Outgoing(peer, self._book[peer][rail], own.address, self._token, self.rank, rail, self._pace(peer, rail))
+                link = Outgoing(peer, self._book[peer][rail], self._own[rail], self._token, self.rank, rail, self._pace(peer, rail))
             except OSError as error:
                 raise TransportError(
                     f"{message.endpoint}: cannot {message}: no connection to {_place(self._book[peer][rail])}: {error}"
@@ -151,9 +151,6 @@ class TcpMedium(Medium):
             self._connecting.add(link)
             self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
         return link
-
-    def _listeners_by_rail(self, rail: int) -> Listener:
-        return next(listener for number, listener in self._listeners.values() if number == rail)
 
     # Connections
 
@@ -329,10 +326,6 @@ class TcpMedium(Medium):
         with self._lock:
             self._closed = True
             self._tell()
-            for link in list(self._links.values()):
-                self._drop(link)
-            for _, listener in self._listeners.values():
-                listener.close()
             self._matching = Matching()
         end = time.monotonic() + 1.0
         while self._driving and time.monotonic() < end:  # it still sleeps in epoll, but was told

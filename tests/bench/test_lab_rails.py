@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from topoccl.bench.virtual import LabUnavailable
-from topoccl.bench.virtual.cluster import Cluster
-from topoccl.topology.load import load
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 FABRIC = "rails:2x1,net=200Mbit/s+100Mbit/s"
 PROGRAM = """
@@ -27,13 +23,7 @@ comm.close()
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _lab(tmp_path_factory: pytest.TempPathFactory) -> None:
-    try:
-        with Cluster.create(load("cluster:1x1"), "probe", base=tmp_path_factory.mktemp("probe")):
-            pass
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("virtual_cluster")
 
 
 def run(directory: Path, *settings: str) -> tuple[int, str, dict[str, int]]:

@@ -160,8 +160,9 @@ def test_gloo_over_rails(check: str, gloo_rails: Ranks) -> None:
     gloo_rails.do(check)
 
 
-def test_gloo_death_of_a_rank_is_an_error_not_a_hang() -> None:
-    ranks = Ranks("gloo", 3)
+@pytest.mark.parametrize("kind", ["gloo", "tcp"])
+def test_death_of_a_rank_is_an_error_not_a_hang(kind: str) -> None:
+    ranks = Ranks(kind, 3)
     ranks.do("order_of_one_tag")
     ranks.tell("die", 1)
     ranks.processes[1].wait(30)
@@ -196,22 +197,8 @@ def test_tcp(check: str, tcp_ranks: Ranks) -> None:
     tcp_ranks.do(check)
 
 
-def test_tcp_death_of_a_rank_is_an_error_not_a_hang() -> None:
-    ranks = Ranks("tcp", 3)
-    ranks.do("order_of_one_tag")
-    ranks.tell("die", 1)
-    ranks.processes[1].wait(30)
-    for rank in (0, 2):
-        ranks.tell("see_rank_one_die", rank)
-    answers = [ranks.answer(rank) for rank in (0, 2)]
-    statuses = ranks.end()
-    assert answers == ["ok", "ok"]
-    assert (statuses[0], statuses[2]) == (0, 0)
-
-
-@pytest.mark.parametrize("size", [2])
-def test_tcp_lengths_threads_and_closing(size: int) -> None:
-    ranks = Ranks("tcp", size)
+def test_tcp_lengths_threads_and_closing() -> None:
+    ranks = Ranks("tcp", 2)
     for command in ("shorter_than_expected", "other_lengths_than_expected", "to_itself_of_another_length", "waits_of_many_threads"):
         ranks.do(command)
     ranks.do("closing_wakes_who_waits")
