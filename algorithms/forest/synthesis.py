@@ -13,6 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
+from topoccl.algorithms.forest.few import few_trees
 from topoccl.algorithms.forest.packing import Arborescence
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
@@ -103,7 +104,7 @@ def _attempts(topology: Topology, collective: str) -> Iterator[tuple[str, bool, 
     """
     hosts = len(topology.ranks_by_host)
     others = (False, True) if collective in ("broadcast", "reduce", "all_reduce") else (False,)
-    if 1 < hosts < topology.num_ranks:
+    if 1 < hosts < topology.num_ranks or (collective == "all_reduce" and hosts > 1):
         yield from (("hosts", False, other) for other in others)
     if topology.num_ranks <= MOST_RANKS or hosts == topology.num_ranks:
         for strict in (False, True) if topology.num_ranks <= MOST_RANKS else (False,):
@@ -231,14 +232,17 @@ def _exchange(topology: Topology, network: Network, ranks_at: dict[int, list[int
             totals = list(range(count, max(2 * count, 32) + 1)) if not k else [count * each for each in _per_root(k)]
         down = spread(dict(zip(network.arcs, best.down, strict=True)), roots, network.ranks, totals, allowed)
         up = spread(dict(zip(turned.arcs, best.up, strict=True)), roots, network.ranks, totals, partial(_turned, allowed))
+    pairs = [pair for vertex in roots for pair in _paired(_of(up, down, vertex), _of(down, up, vertex))]
+    if not (halves or k) and len(pairs) > len(roots):
+        few = few_trees(network, best.rate, len(pairs) - 1)
+        pairs = pairs if few is None else [(1, above, below) for above, below in few]
     pieces = []
     leaders = max(map(len, ranks_at.values()))
-    for vertex in roots:
-        for weight, above, below in _paired(_of(up, down, vertex), _of(down, up, vertex)):
-            for turn in range(leaders):
-                rank = ranks_at[vertex][turn % len(ranks_at[vertex])]
-                trees = [_over_ranks(topology, ranks_at, tree, rank, turn) for tree in (above, below)]
-                pieces.append(Piece(0, weight, trees[0], trees[1]))
+    for weight, above, below in pairs:
+        ranks = ranks_at[below.root]
+        for turn in range(leaders):
+            trees = [_over_ranks(topology, ranks_at, tree, ranks[turn % len(ranks)], turn) for tree in (above, below)]
+            pieces.append(Piece(0, weight, trees[0], trees[1]))
     return pieces
 
 

@@ -77,4 +77,4 @@ def test_texts() -> None:
     text = write(forest)
     assert read(text, 5) == forest
     assert read(text, 6) is None
-    assert read(text.replace("ranks", "hosts"), 5) is None
+    assert read(text.replace("hosts", "ranks"), 5) is None
