@@ -8,7 +8,6 @@ instead of 13. They are looked for among a pool of shallow trees, by an integer 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -22,7 +21,7 @@ from topoccl.topology.bounds.network import Network
 _MOST_VERTICES = 16
 _DRAWN = 200  # trees per root
 _SLACK = 2.0  # ways may be longer than the shortest by about this factor
-_SECONDS = 10.0  # for all totals together
+_SECONDS = 2.0  # for each total
 
 
 def few_trees(network: Network, rate: Fraction, most: int) -> list[tuple[Arborescence, Arborescence]] | None:
@@ -39,13 +38,12 @@ def few_trees(network: Network, rate: Fraction, most: int) -> list[tuple[Arbores
     if len(network.ranks) != len(network.names) or len(network.ranks) > _MOST_VERTICES:
         return None
     size = len(network.names)
-    end = time.monotonic() + _SECONDS
     down = _pool(network)
     up = _pool(network.reversed())
     for total in range(1, most + 1):
         limits = [int(width * total / (rate * Fraction(GOOD))) for width in network.capacity]
-        if sum(limits) >= 2 * total * (size - 1) and time.monotonic() < end:
-            found = _chosen(network, down, up, limits, total, end - time.monotonic())
+        if sum(limits) >= 2 * total * (size - 1):
+            found = _chosen(network, down, up, limits, total)
             if found is not None:
                 return found
     return None
@@ -80,7 +78,7 @@ def _shortest(root: int, out: dict[int, list[tuple[int, int]]], length: Sequence
 
 
 def _chosen(
-    network: Network, down: Sequence[Arborescence], up: Sequence[Arborescence], limits: Sequence[int], total: int, seconds: float
+    network: Network, down: Sequence[Arborescence], up: Sequence[Arborescence], limits: Sequence[int], total: int
 ) -> list[tuple[Arborescence, Arborescence]] | None:
     """``total`` trees of both kinds, roots alike, of which no arc carries more than its limit."""
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -100,7 +98,7 @@ def _chosen(
         integrality=np.ones(matrix.shape[1]),
         bounds=Bounds(0, total),
         constraints=LinearConstraint(matrix, least, [*limits, *[0] * len(root_at), total]),
-        options={"time_limit": seconds},
+        options={"time_limit": _SECONDS},
     )
     if result.x is None:
         return None
