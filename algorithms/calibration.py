@@ -22,6 +22,9 @@ TURN = 5e-6
 TURNS = 25e-6
 """and seconds that each of these others may use the core before a message is seen."""
 
+BUCKET = 20 << 10
+"""Bytes that links pass at once between hosts of one machine: they are no wires, and what limits them is a bucket of tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Medium:
@@ -31,11 +34,13 @@ class Medium:
         send_overhead: seconds of the sender's processor per message.
         recv_overhead: seconds of the receiver's processor per message.
         latency: seconds that a message takes besides what the links on its route say.
+        call_overhead: seconds of each rank's processor per call, before and after all messages, where some go this way.
         staged: the message passes through memory that both ranks see: the sender copies it in, the receiver copies it out,
             unless it folds it straight from there.
         both_ways: the share of the both directions' rate that is left when two ranks send to each other at the same time,
             from 0.5 (as if they took turns) to 1.
         efficiency: payload bytes per byte on the wire.
+        burst: bytes on the wire that a link passes at once after a pause, as those do that a token bucket limits.
         room: bytes of messages that one rank can have under way in one segment; longer calls run in more segments.
         piece: bytes; pipeline segments are not chosen so small that a block's share of one falls below this where all messages go this way.
         pull_bandwidth: bytes/s at which a rank reads another one's buffers without a copy in between; 0 where it cannot.
@@ -46,9 +51,11 @@ class Medium:
     send_overhead: float = 0.0
     recv_overhead: float = 0.0
     latency: float = 0.0
+    call_overhead: float = 0.0
     staged: bool = False
     both_ways: float = 1.0
     efficiency: float = 1.0
+    burst: float = 0.0
     room: float = math.inf
     piece: int = 1
     pull_bandwidth: float = 0.0
@@ -56,7 +63,16 @@ class Medium:
     pull_overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("send_overhead", "recv_overhead", "latency", "pull_bandwidth", "pull_small_pages", "pull_overhead"):
+        for name in (
+            "send_overhead",
+            "recv_overhead",
+            "latency",
+            "call_overhead",
+            "burst",
+            "pull_bandwidth",
+            "pull_small_pages",
+            "pull_overhead",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value!r}; expected a finite number, not negative")
@@ -81,6 +97,8 @@ class Profile:
         min_segment: pipeline segments are not chosen so small that a block's share of one falls below this many bytes.
         max_segments: the most pipeline segments that are tried.
         crowd: how many ranks share a core; all ranks of a host together then copy and reduce no faster than its cores can.
+        machine: how many ranks share a core where hosts share a machine (containers, the virtual cluster): of those whose messages keep
+            them busy at a moment, no more get on at full speed than there are cores.
     """
 
     name: str
@@ -91,6 +109,7 @@ class Profile:
     min_segment: int = 4096
     max_segments: int = 256
     crowd: float = 1.0
+    machine: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("copy_bandwidth", "reduce_bandwidth"):
@@ -107,8 +126,7 @@ class Profile:
     def on_hosts(self, crowd: float, *, attach: bool, machine: float = 1.0) -> Profile:
         """The same transport when ``crowd`` ranks of a host share a core, and ranks of a host can read each other's memory or not.
 
-        ``machine`` is how many ranks share a core where hosts share a machine (containers, the virtual cluster); a message between them
-        costs its processors as often.
+        ``machine`` is the same for hosts that share a machine.
         """
         local = replace(
             self.local,
@@ -120,9 +138,8 @@ class Profile:
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        busy = max(crowd, machine)
-        network = replace(self.network, send_overhead=self.network.send_overhead * busy, recv_overhead=self.network.recv_overhead * busy)
-        return replace(self, local=local, network=network, crowd=crowd)
+        network = replace(self.network, burst=float(BUCKET)) if machine > crowd else self.network
+        return replace(self, local=local, network=network, crowd=crowd, machine=max(crowd, machine))
 
     def on_small_pages(self) -> Profile:
         """The same for buffers that do not lie on huge pages."""
@@ -154,7 +171,7 @@ _PROFILES = {
     "tcp": Profile(
         "tcp",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=35e-6, recv_overhead=35e-6, efficiency=0.95),
+        network=Medium(send_overhead=30e-6, recv_overhead=30e-6, latency=20e-6, call_overhead=330e-6, efficiency=0.95),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),

@@ -3,7 +3,8 @@
 A step of a segment begins when its lane has reached it, its dependencies are complete and its messages have arrived (receives
 are posted in time, and arrived messages are buffered). It then occupies in turn
 
-1. its rank's processor, first come first served, for the overheads of its messages;
+1. its rank's processor, first come first served, for the overheads of its messages; where ranks share cores, all that are busy at a
+   moment get as much of them;
 2. its rank's memory, shared fairly, for the bytes it copies or reduces;
 3. the links of its outgoing messages, shared max-min fairly, all of them at once.
 
@@ -13,6 +14,8 @@ enters a segment only when all lanes of its rank have completed the segment ``sl
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
@@ -22,7 +25,7 @@ from topoccl.algorithms.cost.lowering import Floats, Lowering
 from topoccl.algorithms.cost.sharing import Fabric, Sharing
 
 _SAME_TIME = 1e-12  # events that are this close, relatively, are one moment
-_PROCESSOR, _MESSAGE, _CLASS = 0, 1, 2
+_PROCESSOR, _MESSAGE, _CLASS, _CORES = 0, 1, 2, 3
 
 
 class Simulator:
@@ -35,6 +38,9 @@ class Simulator:
         self._lane: list[int] = s.step_lane.tolist()
         self._cpu: list[float] = low.cpu.tolist()
         self._fabric = Fabric(low.classes, low.class_scale.tolist(), low.capacity.tolist(), low.solo.tolist())
+        self._burst: list[tuple[int, ...]] = list(low.burst_links)
+        self._scale: list[float] = low.class_scale.tolist()
+        self._capacity: list[float] = low.capacity.tolist()
         self._deps: list[list[int]] = [[] for _ in range(n)]
         waits = np.diff(s.dep_ptr).astype(np.int64)
         for step, dep in zip(np.repeat(np.arange(n), waits).tolist(), s.deps.tolist(), strict=True):
@@ -60,7 +66,7 @@ class Simulator:
         first, last, lanes_of = self._first, self._last, self._lanes_of
         size: list[float] = step_bytes.tolist()
         work: list[float] = (low.work * step_bytes).tolist()
-        memory_class, solo = low.memory_class, self._fabric.solo
+        memory_class, solo, scale, links_of = low.memory_class, self._fabric.solo, self._scale, self._burst
         sharing = Sharing(self._fabric)
         rate, count = sharing.rate, sharing.count
 
@@ -76,8 +82,10 @@ class Simulator:
         served, since, version = [0.0] * len(rate), [0.0] * len(rate), [0] * len(rate)
         goals: list[list[tuple[float, int, int]]] = [[] for _ in rate]  # (service, node, flow within the step; -1 for memory)
         heap: list[tuple[float, int, int, int]] = []  # (time, kind, node or class, version of the class)
+        cores = _Cores(low.cores, len(lanes_of)) if low.cores < inf else None
         arrivals = list(first)  # nodes that have one thing less to wait for
         delta: dict[int, int] = {}  # flows that begin (or end, negative) now
+        buckets = _Buckets(low.burst, self._capacity) if low.burst > 0 else None
         now = 0.0
         completed, end = 0, 0.0
 
@@ -96,8 +104,10 @@ class Simulator:
                     arrivals.append(base + receiver)
 
         def send(node: int) -> None:
-            nbytes = size[node % n]
             for number, (c, receivers) in enumerate(sends[node % n]):
+                nbytes = size[node % n]
+                if buckets is not None and nbytes > 0 and links_of[c]:
+                    nbytes = buckets.left(now, links_of[c], nbytes * scale[c]) / scale[c]
                 if nbytes > 0 and solo[c] < inf:
                     open_flows[node] += 1
                     start_flow(node, number, c, nbytes)
@@ -137,7 +147,9 @@ class Simulator:
                 waits[node] -= 1
                 if waits[node]:
                     continue
-                if cpu[node % n] > 0:
+                if cpu[node % n] > 0 and cores is not None:
+                    cores.enter(now, rank_of[node % n], node, cpu[node % n])
+                elif cpu[node % n] > 0:
                     rank = rank_of[node % n]
                     processor_free[rank] = max(processor_free[rank], now) + cpu[node % n]
                     heappush(heap, (processor_free[rank], _PROCESSOR, node, 0))
@@ -154,6 +166,8 @@ class Simulator:
                         version[c] += 1
                         heappush(heap, (now + (goals[c][0][0] - served[c]) / rate[c], _CLASS, c, version[c]))
                 delta.clear()
+            if cores is not None and cores.changed:
+                cores.schedule(now, heap)
             if not heap:
                 break
             now = heap[0][0]
@@ -164,6 +178,10 @@ class Simulator:
                     after_processor(what)
                 elif kind == _MESSAGE:
                     arrivals.append(what)
+                elif kind == _CORES:
+                    if cores is not None and stamp == cores.version:
+                        for node in cores.leave(now):
+                            after_processor(node)
                 elif stamp == version[what]:
                     goal = goals[what]
                     served[what], since[what] = goal[0][0], now
@@ -174,6 +192,8 @@ class Simulator:
                         if number < 0:
                             send(node)
                             continue
+                        if buckets is not None:
+                            buckets.done(now, links_of[what])
                         deliver(node, sends[node % n][number][1])
                         open_flows[node] -= 1
                         if not open_flows[node]:
@@ -181,3 +201,85 @@ class Simulator:
         if completed != n * segments:
             raise ValueError(f"{low.schedule.label}: {n * segments - completed} of {n * segments} steps wait for each other for ever")
         return end  # outdated events may lie behind it
+
+
+class _Cores:
+    """Processors of ranks that share cores: of each rank one step at a time, in the order of arrival; all of these get as much."""
+
+    def __init__(self, cores: float, ranks: int) -> None:
+        self._cores = cores
+        self._waiting: list[deque[tuple[int, float]]] = [deque() for _ in range(ranks)]
+        self._busy = [False] * ranks
+        self._goals: list[tuple[float, int, int]] = []  # (service, node, rank)
+        self._served = self._since = 0.0
+        self._rate = 1.0
+        self.changed = False
+        self.version = 0
+
+    def enter(self, now: float, rank: int, node: int, seconds: float) -> None:
+        """A step of ``rank`` needs ``seconds`` of a core."""
+        if self._busy[rank]:
+            self._waiting[rank].append((node, seconds))
+            return
+        self._advance(now)
+        self._busy[rank] = True
+        heappush(self._goals, (self._served + seconds, node, rank))
+
+    def _advance(self, now: float) -> None:
+        self._served += self._rate * (now - self._since) if self._goals else 0.0
+        self._since = now
+        self.changed = True
+
+    def schedule(self, now: float, heap: list[tuple[float, int, int, int]]) -> None:
+        """Adds the event at which the next steps are done, as things stand; it is outdated when :attr:`version` has changed."""
+        self.changed = False
+        self.version += 1
+        if self._goals:
+            self._rate = min(1.0, self._cores / len(self._goals))
+            heappush(heap, (now + (self._goals[0][0] - self._served) / self._rate, _CORES, 0, self.version))
+
+    def leave(self, now: float) -> list[int]:
+        """The steps that are done."""
+        self._served, self._since, self.changed = self._goals[0][0], now, True
+        done = []
+        enough = self._served * (1 + _SAME_TIME)
+        while self._goals and self._goals[0][0] <= enough:
+            _, node, rank = heappop(self._goals)
+            done.append(node)
+            self._busy[rank] = bool(self._waiting[rank])
+            if self._waiting[rank]:
+                following, seconds = self._waiting[rank].popleft()
+                heappush(self._goals, (self._served + seconds, following, rank))
+        return done
+
+
+class _Buckets:
+    """What links let pass at once after a pause: as much as they could have carried in it, up to ``depth`` bytes."""
+
+    def __init__(self, depth: float, capacity: Sequence[float]) -> None:
+        self._depth = depth
+        self._capacity = capacity
+        self._level: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+        self._flows: dict[int, int] = {}
+
+    def left(self, now: float, links: Sequence[int], nbytes: float) -> float:
+        """What is left of ``nbytes`` when as many as may have passed all ``links`` at once: a flow that ends with :meth:`done`, if any."""
+        depth, level, flows = self._depth, self._level, self._flows
+        most = nbytes
+        for link in links:
+            if not flows.get(link):
+                filled = level.get(link, depth) + self._capacity[link] * (now - self._since.get(link, 0.0))
+                level[link] = min(depth, filled)
+            most = min(most, level[link])
+        for link in links:
+            level[link] -= most
+            self._since[link] = now
+            if most < nbytes:
+                flows[link] = flows.get(link, 0) + 1
+        return nbytes - most
+
+    def done(self, now: float, links: Sequence[int]) -> None:
+        for link in links:
+            self._flows[link] -= 1
+            self._since[link] = now

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from topoccl.algorithms.calibration import Medium, Profile
 from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.ways import named_paths
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes, routes_of
 
@@ -47,10 +48,14 @@ class Lowering:
         cpu: per step, seconds of the rank's processor (overheads of its messages).
         work: per step, bytes through the rank's memory for each byte of the step.
         memory_class: per rank, the class of its memory.
-        routes, route_ends, route_latency: links, (source, destination, rail) and seconds of each route in use.
+        routes, route_ends, route_latency: links, (source, destination, rail) and seconds of each route in use. Routes are the network's
+            own, or what the schedule names.
         flow_step, flow_class, flow_of_message: the step and the class of each flow, and the flow that carries each message.
         classes: the resources of each class; ``class_scale`` is bytes on the wire for each byte of payload.
         capacity: bytes/s of each resource; the first ``len(topology.links)`` are the links.
+        cores: how many cores all ranks share, infinite where each has one of its own.
+        fixed: seconds of a call besides all its steps.
+        burst: bytes on the wire that a link passes at once after a pause; ``burst_links`` of each class are those that do.
     """
 
     schedule: Schedule
@@ -69,6 +74,10 @@ class Lowering:
     classes: tuple[tuple[int, ...], ...]
     class_scale: Floats
     capacity: Floats
+    cores: float = math.inf
+    fixed: float = 0.0
+    burst: float = 0.0
+    burst_links: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def solo(self) -> Floats:
@@ -175,13 +184,17 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
         pulls: receivers read what is sent straight from the senders' buffers; for ranks of one host.
 
     Raises:
-        ValueError: another number of ranks, or a stream whose sends and receives do not pair up.
+        ValueError: another number of ranks, a stream whose sends and receives do not pair up, or a way that the topology does not have.
     """
     if topology.num_ranks != schedule.spec.ranks:
         raise ValueError(f"{schedule.label} is for {schedule.spec.ranks} ranks, but the topology places {topology.num_ranks}")
-    messages, ends = _pair(schedule)
+    messages, ends, ways = _pair(schedule)
     find = routes if routes is not None else routes_of(topology)
-    paths = tuple(tuple(find.path(src, dst, rail)) if src != dst else () for src, dst, rail in ends)
+    named = named_paths(schedule, topology)
+    paths = tuple(
+        (named[way] if way >= 0 else tuple(find.path(src, dst, rail))) if src != dst else ()
+        for (src, dst, rail), way in zip(ends, ways, strict=True)
+    )
     host = topology.host_of_rank
     media = tuple(profile.local if host[src] == host[dst] else profile.network for src, dst, _ in ends)
     cpu, work = _local_work(schedule, messages, media, profile, pulls)
@@ -189,6 +202,8 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     of_route = np.full(len(ends), table.add((), 1.0)) if pulls else table.add_routes(ends, paths, media, host)
     memory_class = tuple(table.add(table.memory(rank), 1.0) for rank in range(topology.num_ranks))
     flow_step, flow_class, flow_of_message = _flows(messages, media, of_route, table)
+    cores = max(1.0, topology.num_ranks / profile.machine) if profile.machine > 1 and len(set(host)) > 1 else math.inf
+    fixed = max((medium.call_overhead for medium in media), default=0.0) * max(1.0, topology.num_ranks / cores)
     return Lowering(
         schedule=schedule,
         topology=topology,
@@ -206,11 +221,25 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
         classes=tuple(resources for resources, _ in table.classes),
         class_scale=np.array([scale for _, scale in table.classes]),
         capacity=np.array(table.capacity),
+        cores=cores,
+        fixed=fixed,
+        burst=profile.network.burst,
+        burst_links=_burst_links(paths, media, of_route, len(table.classes)),
     )
 
 
-def _pair(schedule: Schedule) -> tuple[Messages, tuple[tuple[int, int, int], ...]]:
-    """Matches the i-th send of each stream (source, destination, channel) with its i-th receive; also the routes in use."""
+def _burst_links(paths: Sequence[tuple[int, ...]], media: Sequence[Medium], of_route: Ints, classes: int) -> tuple[tuple[int, ...], ...]:
+    """Of each class the links that pass what its medium lets pass at once."""
+    links: list[tuple[int, ...]] = [()] * classes
+    for path, medium, number in zip(paths, media, of_route.tolist(), strict=True):
+        if medium.burst > 0:
+            links[number] = path
+    return tuple(links)
+
+
+def _pair(schedule: Schedule) -> tuple[Messages, tuple[tuple[int, int, int], ...], list[int]]:
+    """Matches the i-th send of each stream (source, destination, channel) with its i-th receive; also the routes in use, each with the way
+    that is named for it, or -1."""
     p, channels = schedule.spec.ranks, int(schedule.lane_channel.max(initial=0)) + 1
     rank, lane = schedule.step_rank.astype(np.int64), schedule.step_lane
     channel, rail = schedule.lane_channel.astype(np.int64)[lane], schedule.lane_rail.astype(np.int64)[lane]
@@ -231,9 +260,11 @@ def _pair(schedule: Schedule) -> tuple[Messages, tuple[tuple[int, int, int], ...
     partner = np.empty(len(sender), dtype=np.int64)
     partner[out_order] = receiver[in_order]
     rails = int(rail.max(initial=0)) + 1
-    keys, route = np.unique((rank[sender] * p + dst) * rails + rail[sender], return_inverse=True)
-    ends = tuple((key // rails // p, key // rails % p, key % rails) for key in keys.tolist())
-    return Messages(sender, partner, route.reshape(-1)), ends
+    ways = len(schedule.ways) + 1
+    way = 0 if schedule.target_way is None else schedule.target_way.astype(np.int64) + 1
+    keys, route = np.unique(((rank[sender] * p + dst) * rails + rail[sender]) * ways + way, return_inverse=True)
+    ends = tuple((key // ways // rails // p, key // ways // rails % p, key // ways % rails) for key in keys.tolist())
+    return Messages(sender, partner, route.reshape(-1)), ends, (keys % ways - 1).tolist()
 
 
 def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium], profile: Profile, pulls: bool) -> tuple[Floats, Floats]:

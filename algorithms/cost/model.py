@@ -90,6 +90,10 @@ class _View:
         return "flow" if len(self.low.messages) <= FLOW_LIMIT and self.wavefront.width <= FLOW_WIDTH else "wavefront"
 
     def seconds(self, part: Floats, segments: int, steps: int) -> float:
+        """Of a whole call, besides whose steps there is what it takes in any case."""
+        return self._steps(part, segments, steps) + self.low.fixed
+
+    def _steps(self, part: Floats, segments: int, steps: int) -> float:
         """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.
 
         ``k`` is such that about ``steps`` steps are simulated. The slope is a mean, since with shared links segments do not finish

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from topoccl.algorithms.cost.lowering import Floats, Ints, Lowering
 
@@ -68,9 +69,17 @@ class Wavefront:
         """Seconds of each step before its messages leave."""
         return self._low.cpu + self._low.work * step_bytes / self._low.profile.copy_bandwidth
 
-    def _alone(self, step_bytes: Floats) -> Floats:
-        """Seconds of each flow when nothing else runs."""
-        return step_bytes[self._low.flow_step] / self._low.solo[self._low.flow_class]
+    def _alone(self, step_bytes: Floats, burst: float = 0.0) -> Floats:
+        """Seconds of each flow when nothing else runs, ``burst`` bytes on the wire of it aside."""
+        low = self._low
+        payload = step_bytes[low.flow_step]
+        if burst > 0:
+            payload = np.maximum(0.0, payload - np.where(self._bursts, burst, 0.0) / low.class_scale[low.flow_class])
+        return payload / low.solo[low.flow_class]
+
+    @cached_property
+    def _bursts(self) -> npt.NDArray[np.bool_]:
+        return np.array([bool(links) for links in self._low.burst_links], dtype=bool)[self._low.flow_class]
 
     def _among_peers(self, step_bytes: Floats) -> Floats:
         """Seconds of each flow when all flows of its level share its resources: as long as the busiest of them needs for all."""
@@ -121,11 +130,26 @@ class Wavefront:
         steps = self._own(step_bytes) + self._sending(self._alone(step_bytes))
         lanes = np.bincount(low.schedule.step_lane, weights=steps, minlength=low.schedule.num_lanes)
         processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
-        return float(max(self.loads(step_bytes).max(initial=0.0), lanes.max(initial=0.0), processors.max(initial=0.0)))
+        busiest = max(processors.max(initial=0.0), processors.sum() / low.cores)
+        return float(max(self.loads(step_bytes).max(initial=0.0), lanes.max(initial=0.0), busiest))
 
     def floor(self, step_bytes: Floats, segments: int) -> float:
-        """Seconds that :class:`~topoccl.algorithms.cost.events.Simulator` cannot undercut."""
-        return max(self._chain(step_bytes, self._alone(step_bytes))[0], segments * self.pace(step_bytes))
+        """Seconds that :class:`~topoccl.algorithms.cost.events.Simulator` cannot undercut, with what a call takes besides its steps."""
+        low, burst = self._low, self._low.burst
+        chain = self._chain(step_bytes, self._alone(step_bytes, burst))[0]
+        paced = segments * self.pace(step_bytes) if burst == 0 else self._paced(step_bytes, segments, burst)
+        return max(chain, paced) + low.fixed
+
+    def _paced(self, step_bytes: Floats, segments: int, burst: float) -> float:
+        """``segments`` times :meth:`pace`, less what links pass at once."""
+        low = self._low
+        loads = segments * self.loads(step_bytes)
+        loads[: len(low.topology.links)] -= burst / low.capacity[: len(low.topology.links)]
+        own = self._own(step_bytes) + self._sending(self._alone(step_bytes, burst))
+        lanes = np.bincount(low.schedule.step_lane, weights=own, minlength=low.schedule.num_lanes)
+        processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
+        busiest = max(lanes.max(initial=0.0), processors.max(initial=0.0), processors.sum() / low.cores)
+        return float(max(loads.max(initial=0.0), segments * busiest))
 
     def seconds(self, step_bytes: Floats, segments: int) -> float:
         """The wavefront model: the longest chain, when every flow shares its resources with all flows of its level.

@@ -44,7 +44,9 @@ REQUIRED = ENTRY[:5]
 RANGE = ("collective", "ranks", "from", "to", "root", "hosts")
 MEDIA = ("local", "network")
 CONSTANTS = ("copy_bandwidth", "reduce_bandwidth")
-MEDIUM_CONSTANTS = ("send_overhead", "recv_overhead", "latency", "both_ways", "efficiency", "pull_bandwidth", "pull_overhead")
+MEDIUM_CONSTANTS = (
+    "send_overhead", "recv_overhead", "latency", "call_overhead", "both_ways", "efficiency", "burst", "pull_bandwidth", "pull_overhead",
+)  # fmt: skip
 _DIGEST = re.compile(r"[0-9a-f]{12,64}")
 _SHARES = ("both_ways", "efficiency")
 
@@ -112,20 +114,23 @@ def _digest(at: Cursor, what: str) -> str:
 
 
 def _fitted(at: Cursor) -> Fitted:
-    given = at.fields(("crowd", *CONSTANTS, *MEDIA))
+    given = at.fields(("crowd", "machine", *CONSTANTS, *MEDIA))
     constants = [(name, given[name].rate()) for name in CONSTANTS if name in given]
     for medium in MEDIA:
         if medium in given:
             inside = given[medium].fields(MEDIUM_CONSTANTS)
             constants += [(f"{medium}.{name}", _constant(inside[name], name)) for name in MEDIUM_CONSTANTS if name in inside]
-    crowd = _number(given["crowd"], 1, float("inf"), "a number of ranks for each core, at least 1") if "crowd" in given else 1.0
-    return Fitted(tuple(sorted(constants)), crowd)
+    ranks = "a number of ranks for each core, at least 1"
+    crowd, machine = (_number(given[key], 1, float("inf"), ranks) if key in given else 1.0 for key in ("crowd", "machine"))
+    return Fitted(tuple(sorted(constants)), crowd, machine)
 
 
 def _constant(at: Cursor, name: str) -> float:
     if name in _SHARES:
         least = 0.5 if name == "both_ways" else 1e-6
         return _number(at, least, 1, f"a share from {least:g} to 1")
+    if name == "burst":
+        return float(at.size())
     return at.rate() if name.endswith("bandwidth") else at.time()
 
 
@@ -226,7 +231,12 @@ def dump_tuning(tuning: Tuning) -> str:
         if value is not None:
             lines.append(f"{key}: {json.dumps(value)}")
     if tuning.fitted is not None:
-        lines += ["profile:", f"  crowd: {tuning.fitted.crowd!r}", *_shown_constants(tuning.fitted)]
+        lines += [
+            "profile:",
+            f"  crowd: {tuning.fitted.crowd!r}",
+            f"  machine: {tuning.fitted.machine!r}",
+            *_shown_constants(tuning.fitted),
+        ]
     if tuning.covered:
         lines.append("covered:")
     for part in tuning.covered:
@@ -270,8 +280,9 @@ def _shown_constants(fitted: Fitted) -> Iterator[str]:
     inside: dict[str, list[str]] = {}
     for name, value in fitted.constants:
         head, _, tail = name.rpartition(".")
-        timed = tail in ("send_overhead", "recv_overhead", "latency", "pull_overhead")
-        inside.setdefault(head, []).append(f"{tail}: {_shown_time(value) if timed else repr(value)}")
+        timed = tail in ("send_overhead", "recv_overhead", "latency", "call_overhead", "pull_overhead")
+        shown = _shown_time(value) if timed else format_size(round(value)) if tail == "burst" else repr(value)
+        inside.setdefault(head, []).append(f"{tail}: {shown}")
     for medium, texts in inside.items():
         if medium:
             yield f"  {medium}: {{{', '.join(texts)}}}"

@@ -30,8 +30,8 @@ JACOBIANS, STEPS = 3, 4
 LONGEST, SMALLEST = 1.5, 1e-3  # logarithm of the factor by which a constant changes at once
 RELUCTANCE = 0.03
 """Changing a constant by a factor of e costs as much as an error of this share in one measurement."""
-TINY = 1e-6  # seconds; a latency of zero cannot be scaled, so this is added before
-FIRST_LATENCY = 20e-6
+TINY, FIRST = 1e-6, 20e-6  # seconds; a latency of zero cannot be scaled, so the first is added before, and the second is where it begins
+FEW_BYTES, FIRST_BYTES = 1024.0, 4096.0  # the same for bursts
 STEP = 0.02
 _LIMITS = {"efficiency": (1e-4, 1.0), "both_ways": (0.5, 1.0)}
 _ROOM = {"copy_bandwidth": 8.0, "reduce_bandwidth": 8.0, "pull_bandwidth": 8.0}  # memory is not that different from machine to machine
@@ -83,10 +83,11 @@ def relative_errors(samples: Sequence[Sample], profile: Profile) -> tuple[float,
 @dataclass(frozen=True)
 class _Constant:
     """Something that is fitted: ``names`` are scaled together, so that the overheads of both sides, which no schedule can tell apart,
-    keep their ratio."""
+    keep their ratio. What may be zero has an ``offset``, and begins at ``first`` if it is."""
 
     names: tuple[str, ...]
     offset: float = 0.0
+    first: float = 0.0
 
     def get(self, profile: Profile, name: str) -> float:
         head, _, tail = name.rpartition(".")
@@ -103,9 +104,12 @@ def constants(samples: Sequence[Sample], profile: Profile) -> list[_Constant]:
     if any(len(ranks) > 1 for hosts in places for ranks in hosts) and profile.local is not profile.network:
         media.append("local")
     for medium in media:
-        found += [_Constant((f"{medium}.send_overhead", f"{medium}.recv_overhead")), _Constant((f"{medium}.latency",), TINY)]
+        found += [_Constant((f"{medium}.send_overhead", f"{medium}.recv_overhead")), _Constant((f"{medium}.latency",), TINY, FIRST)]
     if "network" in media:
         found += [_Constant(("network.efficiency",)), _Constant(("network.both_ways",))]
+        found.append(_Constant(("network.burst",), FEW_BYTES, FIRST_BYTES))
+    if media:
+        found.append(_Constant((f"{media[0]}.call_overhead",), TINY, FIRST))
     if math.isfinite(profile.copy_bandwidth):
         found += [_Constant(("copy_bandwidth",)), _Constant(("reduce_bandwidth",))]
     if any(sample.pulls for sample in samples) and profile.local.pull_bandwidth > 0:
@@ -139,7 +143,7 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
     measured = np.log([sample.seconds for sample in samples])
     before = relative_errors(samples, profile)
     if not free:
-        return Fit(Fitted((), profile.crowd), profile, before, before)
+        return Fit(Fitted((), profile.crowd, profile.machine), profile, before, before)
 
     lower, upper, start = np.array([_range(c, profile) for c in free]).T
 
@@ -152,7 +156,7 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
 
     found = _applied(profile, free, _minimise(residuals, start, lower, upper))
     names = [name for constant in free for name in constant.names]
-    fitted = Fitted(tuple(sorted((name, _rounded(_value(found, name))) for name in names)), profile.crowd)
+    fitted = Fitted(tuple(sorted((name, _rounded(_value(found, name))) for name in names)), profile.crowd, profile.machine)
     return Fit(fitted, with_constants(profile, fitted.constants), before, relative_errors(samples, found))
 
 
@@ -210,8 +214,9 @@ def _range(constant: _Constant, profile: Profile) -> tuple[float, float, float]:
     name = constant.names[0]
     tail = name.rpartition(".")[2]
     high = math.log(_ROOM.get(tail, _WIDE))
-    if constant.offset:  # latency on top of the links' own, and none is far from what is felt
-        return 0.0, high, math.log(1 + FIRST_LATENCY / constant.offset)
+    if constant.offset:
+        beyond = constant.get(profile, name) / constant.offset
+        return -math.log(beyond), high, math.log(1 + constant.first / constant.offset) if beyond == 1 else 0.0
     if (limits := _LIMITS.get(tail)) is None:
         return -high, high, 0.0
     low, high = (math.log(limit / constant.get(profile, name)) for limit in limits)

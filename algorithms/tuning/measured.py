@@ -87,10 +87,12 @@ class Fitted:
     Attributes:
         constants: (name, value), names as ``copy_bandwidth`` or ``network.efficiency``, in order.
         crowd: how many ranks shared a core; what a host's processors and memory take holds for no other number.
+        machine: how many did where hosts share a machine.
     """
 
     constants: tuple[tuple[str, float], ...] = ()
     crowd: float = 1.0
+    machine: float = 1.0
 
     def apply(self, profile: Profile) -> Profile:
         """``profile`` with these constants; those of the hosts themselves only where as many ranks share a core."""
@@ -105,7 +107,7 @@ class Fitted:
             rounded = float(f"{value:.3g}")
             share = name.endswith(("efficiency", "both_ways"))
             text = f"{rounded:g}" if share else format_rate(rounded) if name.endswith("bandwidth") else format_time(rounded)
-            shown.append(f"{name} {text}")
+            shown.append(f"{name} {f'{value:.0f} bytes' if name.endswith('burst') else text}")
         return ", ".join(shown)
 
 

@@ -15,6 +15,7 @@ from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.topology.generators import generate
 
 M = 1 << 20
+MPI = default_profile("mpi")
 COPIES = Profile("copies", local=Medium(staged=True, pull_bandwidth=1e10, pull_small_pages=5e9), copy_bandwidth=1e10, reduce_bandwidth=1e10)
 
 
@@ -100,11 +101,47 @@ def test_small_pages_are_another_choice() -> None:
     assert fast.seconds < slow.seconds < math.inf
 
 
-def test_messages_between_hosts_of_one_machine_cost_its_processors_as_often() -> None:
-    alone, packed = default_profile("mpi").on_hosts(1, attach=False), default_profile("mpi").on_hosts(1, attach=False, machine=3)
-    assert packed.network.send_overhead == pytest.approx(3 * alone.network.send_overhead)
-    assert packed.network.recv_overhead == pytest.approx(3 * alone.network.recv_overhead)
-    assert packed.local == alone.local
-    assert default_profile("mpi").on_hosts(4, attach=False, machine=2).network.send_overhead == pytest.approx(
-        4 * alone.network.send_overhead
-    )
+def test_ranks_of_hosts_that_share_a_machine_share_its_cores() -> None:
+    topology = generate("cluster:8x1")
+    alone, packed = MPI.on_hosts(1, attach=False), MPI.on_hosts(1, attach=False, machine=4)
+    crowded = MPI.on_hosts(4, attach=False, machine=2)
+    assert (packed.network.send_overhead, packed.local) == (alone.network.send_overhead, alone.local)
+    assert (alone.machine, packed.machine, crowded.machine) == (1, 4, 4)
+
+    def of_call(collective: str, name: str, profile: Profile) -> float:
+        spec = CollectiveSpec(collective, 8, 0 if collective == "broadcast" else None)
+        algorithm = by_name(collective, name)
+        schedule = build_verified(algorithm, spec, topology, dict(algorithm.variants[0]))
+        return CostModel(schedule, topology, profile).predict(0.0).seconds
+
+    quiet = replace(MPI, network=replace(MPI.network, latency=0.0, call_overhead=0.0))
+    busy = quiet.on_hosts(1, attach=False, machine=4)
+    round_ = quiet.network.send_overhead + quiet.network.recv_overhead
+    # All eight send and receive in each of three rounds: two cores take four times as long. In a tree all wait for one, then two.
+    wires = of_call("all_reduce", "recursive_doubling", quiet) - 3 * round_
+    assert 0 < wires < round_
+    assert of_call("all_reduce", "recursive_doubling", busy) == pytest.approx(12 * round_ + wires)
+    assert 3 * round_ < of_call("broadcast", "binomial", busy) < 6 * round_ + wires
+    # What a call costs besides its messages, each rank pays.
+    dear = replace(busy, network=replace(busy.network, call_overhead=1e-4))
+    for name in ("recursive_doubling", "ring"):
+        assert of_call("all_reduce", name, dear) == pytest.approx(of_call("all_reduce", name, busy) + 4e-4)
+
+
+def test_links_with_a_bucket_pass_short_messages_at_once() -> None:
+    topology = generate("cluster:2x1,net=1GB/s")
+    spec = CollectiveSpec("broadcast", 2, 0)
+    schedule = build_verified(by_name("broadcast", "binomial"), spec, topology, {})
+
+    def of_size(nbytes: int, burst: float, segments: int = 1) -> float:
+        return CostModel(schedule, topology, Profile("test", network=Medium(burst=burst))).predict(float(nbytes), segments).seconds
+
+    latency = of_size(0, 0.0)
+    assert of_size(8000, 10_000) == pytest.approx(latency)
+    assert of_size(110_000, 10_000) == pytest.approx(of_size(100_000, 0.0))
+    assert of_size(110_000, 10_000, 11) == pytest.approx(of_size(110_000, 0.0, 11) - 1e-5, rel=0.01)  # only what comes first
+    model = CostModel(schedule, topology, Profile("test", network=Medium(burst=10_000)))
+    for nbytes in (100, 20_000, M):
+        for segments in (1, 4, 64):
+            assert model.floor(nbytes, segments) <= model.predict(nbytes, segments).seconds * (1 + 1e-9)
+    assert default_profile("tcp").network.burst == 0 < default_profile("tcp").on_hosts(1, attach=True, machine=4).network.burst

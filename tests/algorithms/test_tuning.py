@@ -297,8 +297,9 @@ transport: "mpi"
 fabric: "{fabric}"
 profile:
   crowd: 2.0
+  machine: 4.0
   copy_bandwidth: 4000000000.0
-  network: {{both_ways: 0.8, efficiency: 0.9, latency: 30us}}
+  network: {{both_ways: 0.8, burst: 20K, call_overhead: 300us, efficiency: 0.9, latency: 30us}}
 covered:
 - {{collective: all_reduce, ranks: 8, from: 4K, to: 8M, hosts: 4}}
 - {{collective: broadcast, ranks: 8, from: 4, to: 4, root: 1}}

