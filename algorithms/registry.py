@@ -111,7 +111,7 @@ def build_verified(algorithm: Algorithm, spec: CollectiveSpec, topology: Topolog
 def _build(build: Any, spec: CollectiveSpec, topology: Topology, params: tuple[tuple[str, Any], ...]) -> Schedule:
     schedule: Schedule = build(spec, topology, **dict(params))
     if proof_size(schedule) <= PROOF_LIMIT or spec.ranks <= SAMPLE_RANKS:
-        verify(schedule)
+        verify(schedule, topology=topology)
     else:
         _build(build, *sample(spec, topology, SAMPLE_RANKS), params)
     return schedule

@@ -32,6 +32,9 @@ from topoccl.algorithms.spec import CollectiveSpec
 
 IntArray = npt.NDArray[np.int32]
 
+Way = tuple[tuple[str, ...], tuple[int, ...]]
+"""Vertices from the sender's slot to the receiver's, and for each step between two of them which of their parallel links (from 0)."""
+
 
 class Buf(IntEnum):
     """Where an operand or a destination lies. ``PEER`` is the next message of a peer; its offset is the peer's rank."""
@@ -78,6 +81,10 @@ class Schedule:
     columns in the usual compressed way. ``weights`` has one integer weight per chunk id (a chunk's share of its block), or is
     None when a block's chunks are equal. ``scratch_like[scratch_ptr[r] + i]`` is the chunk id whose size place ``i`` of rank
     ``r``'s scratch has, or -1 for "the largest": then chunks must be equal, and callers pad.
+
+    ``ways`` are ways through the fabric that messages are meant to take: ``target_way`` has for each of ``targets`` an index into it, or
+    -1 for whatever way the network takes by itself, as all messages do when it is None. Where nobody can choose the way of a message (a
+    program that leaves it to the network), the schedule is as right, and as fast as the network's own ways let it be.
     """
 
     spec: CollectiveSpec
@@ -103,6 +110,8 @@ class Schedule:
     scratch_like: IntArray
     weights: IntArray | None = None
     params: tuple[tuple[str, Any], ...] = ()
+    ways: tuple[Way, ...] = ()
+    target_way: IntArray | None = None
 
     def __post_init__(self) -> None:
         for column in self._columns():
@@ -113,7 +122,7 @@ class Schedule:
         return (
             self.lane_rank, self.lane_channel, self.lane_rail, self.lane_ptr, self.operand_ptr, self.operand_buf, self.operand_off,
             self.dst_buf, self.dst_off, self.target_ptr, self.targets, self.count, self.dep_ptr, self.deps, self.scratch_ptr,
-            self.scratch_like, self.weights,
+            self.scratch_like, self.weights, *(() if self.target_way is None else (self.target_way,)),
         )  # fmt: skip
 
     @property
@@ -179,6 +188,8 @@ class Schedule:
         h = hashlib.sha256(repr((self.spec, self.algorithm, self.chunks, self.slots, self.fifo)).encode())
         for column in self._columns():
             h.update(b"none" if column is None else np.ascontiguousarray(column).tobytes() + b"|")
+        if self.ways:
+            h.update(repr(self.ways).encode())
         return h.hexdigest()
 
 
@@ -241,6 +252,8 @@ class ScheduleBuilder:
         self._step_lane, self._count, self._dst_buf, self._dst_off = array("i"), array("i"), array("B"), array("i")
         self._operand_buf = array("B")
         self._operands, self._targets, self._deps = _Rows(), _Rows(), _Rows()
+        self._ways: dict[Way, int] = {}
+        self._target_way = array("i")
         self._scratch: list[list[int]] = [[] for _ in range(spec.ranks)]
         # Per rank and place: the last writer, and the readers since.
         self._writer: list[dict[int, int]] = [{} for _ in range(spec.ranks)]
@@ -274,9 +287,12 @@ class ScheduleBuilder:
 
     def step(
         self, lane: int, operands: Sequence[tuple[Buf, int]], dst: tuple[Buf, int] | None = None, targets: Sequence[int] = (),
-        count: int = 1, deps: Iterable[int] = (),
+        count: int = 1, deps: Iterable[int] = (), ways: Sequence[Way | None] = (),
     ) -> int:  # fmt: skip
-        """Appends a step to ``lane`` and returns its number, which later steps may name in ``deps``."""
+        """Appends a step to ``lane`` and returns its number, which later steps may name in ``deps``.
+
+        ``ways`` has the way to each of ``targets`` (None: the network's own); empty, the network's own for all.
+        """
         number = len(self._step_lane)
         rank = self._lanes[lane].rank
         writer, readers = self._writer[rank], self._readers[rank]
@@ -302,6 +318,8 @@ class ScheduleBuilder:
         self._operands.end_row()
         self._targets.values.extend(targets)
         self._targets.end_row()
+        for way in ways or (None,) * len(targets):
+            self._target_way.append(-1 if way is None else self._ways.setdefault(way, len(self._ways)))
         self._step_lane.append(lane)
         self._count.append(count)
         self._dst_buf.append(Buf.NONE if dst is None else dst[0])
@@ -365,6 +383,7 @@ class ScheduleBuilder:
             count=_ints(self._count)[order], dep_ptr=dep_ptr, deps=new_index[_ints(self._deps.values)[dep_at]],
             scratch_ptr=_offsets([len(s) for s in self._scratch]), scratch_like=_ints(c for s in self._scratch for c in s),
             weights=None if self.weights is None else _ints(self.weights), params=self.params,
+            ways=tuple(self._ways), target_way=_ints(self._target_way)[target_at] if self._ways else None,
         )  # fmt: skip
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.common import check, one_rank
 from topoccl.algorithms.forest import Piece, Tree, refuses, synthesise
-from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
+from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder, Way
 from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.algorithms.ways import name_way
 from topoccl.topology.graph import Topology
+from topoccl.topology.routes import routes_of
 
 NAME = "forest"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
-def build(spec: CollectiveSpec, topology: Topology, *, k: int = 0) -> Schedule:
+def build(spec: CollectiveSpec, topology: Topology, *, k: int = 0, ways: str = "own") -> Schedule:
     """Every piece of a block is summed up a tree to its root, or handed down a tree from it, or both; trees share the links so that
     the busiest one has as little to do as any schedule allows, or nearly so (``k``).
 
@@ -22,26 +24,29 @@ def build(spec: CollectiveSpec, topology: Topology, *, k: int = 0) -> Schedule:
     the same bits. Right in place.
 
     Args:
-        k: trees per root, fewer if fewer are exact; 0 takes as many as it takes to lose less than 1.5 %, up to 8.
+        k: trees per root, fewer if fewer are exact; 0 takes as many as it takes to lose less than 1.5 %, up to 8, or, by any ways, as
+            many as are exact.
+        ways: ``own``: messages take the network's own ways; ``any``: the schedule names the way of every message that is to take another.
 
     Raises:
-        ValueError: a negative ``k``, or arguments that do not fit together.
+        ValueError: a negative ``k``, unknown ``ways``, or arguments that do not fit together.
     """
     check(NAME, spec, topology, COLLECTIVES)
     if k < 0:
         raise ValueError(f"{NAME}: k is {k}; expected 0 or more")
-    params = (("k", k),)
+    params = (("k", k), *((("ways", ways),) if ways != "own" else ()))
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)
-    forest = synthesise(topology, spec.collective, spec.root, k)
+    forest = synthesise(topology, spec.collective, spec.root, k, ways)
     pieces = sorted(forest.pieces, key=lambda piece: piece.block)
     chunks = len(pieces) // spec.num_blocks
     b = ScheduleBuilder(
         spec, NAME, chunks=chunks, weights=[piece.weight for piece in pieces], slots=_window(pieces), params=params, window=True
     )
     colours = _colours(pieces)
+    found = _Ways(topology)
     for at, piece in enumerate(pieces):
-        _add(b, topology, at, piece, colours[at])
+        _add(b, topology, at, piece, colours[at], found)
     if spec.collective in ("all_gather", "broadcast"):
         for rank in range(spec.ranks):
             if spec.input_blocks(rank):
@@ -73,7 +78,23 @@ def _colours(pieces: list[Piece]) -> list[tuple[int, int]]:
     return found
 
 
-def _add(b: ScheduleBuilder, topology: Topology, at: int, piece: Piece, colours: tuple[int, int]) -> None:
+class _Ways:
+    """The ways of messages: None where the way that a tree says is the network's own."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._routes = routes_of(topology)
+        self._names: dict[tuple[int, ...], Way] = {}
+
+    def of(self, links: tuple[int, ...], src: int, dst: int) -> Way | None:
+        if not links or links == tuple(self._routes.path(src, dst)):
+            return None
+        if links not in self._names:
+            self._names[links] = name_way(self._topology, links)
+        return self._names[links]
+
+
+def _add(b: ScheduleBuilder, topology: Topology, at: int, piece: Piece, colours: tuple[int, int], ways: _Ways) -> None:
     spec, chunk = b.spec, at % b.chunks
     scattered = spec.collective == "reduce_scatter"
     own = piece.block * b.chunks + chunk if scattered else chunk
@@ -81,14 +102,15 @@ def _add(b: ScheduleBuilder, topology: Topology, at: int, piece: Piece, colours:
         partial = (Buf.INPUT, own)
         result = (Buf.OUTPUT, piece.block * b.chunks + chunk if spec.collective == "all_gather" else chunk)
         if piece.up is not None:
-            partial = _sum(b, at, piece, piece.up, rank, (Buf.INPUT, own), result, colours[0])
+            partial = _sum(b, at, piece, piece.up, rank, (Buf.INPUT, own), result, colours[0], ways)
         if piece.down is not None:
-            _hand_on(b, topology, at, piece.down, rank, partial, result, colours[1])
+            _hand_on(b, topology, at, piece.down, rank, partial, result, colours[1], ways)
 
 
 def _sum(
-    b: ScheduleBuilder, at: int, piece: Piece, tree: Tree, rank: int, own: tuple[Buf, int], result: tuple[Buf, int], channel: int
-) -> tuple[Buf, int]:
+    b: ScheduleBuilder, at: int, piece: Piece, tree: Tree, rank: int, own: tuple[Buf, int], result: tuple[Buf, int], channel: int,
+    ways: _Ways,
+) -> tuple[Buf, int]:  # fmt: skip
     """One rank's part in a tree upwards; returns where its partial sum is."""
     children = [child for child, above in enumerate(tree.parent) if above == rank and child != tree.root]
     keeps = rank == tree.root or piece.down is not None
@@ -99,13 +121,15 @@ def _sum(
         own = result
         operands = [own]
     if targets:
-        b.step(b.lane(rank, ("up", at), channel=channel, rail=tree.rail[rank]), operands, None, targets)
+        way = ways.of(tree.way(rank), rank, targets[0])
+        b.step(b.lane(rank, ("up", at), channel=channel, rail=tree.rail[rank]), operands, None, targets, ways=(way,))
     return own
 
 
 def _hand_on(
-    b: ScheduleBuilder, topology: Topology, at: int, tree: Tree, rank: int, held: tuple[Buf, int], result: tuple[Buf, int], channel: int
-) -> None:
+    b: ScheduleBuilder, topology: Topology, at: int, tree: Tree, rank: int, held: tuple[Buf, int], result: tuple[Buf, int], channel: int,
+    ways: _Ways,
+) -> None:  # fmt: skip
     """One rank's part in a tree downwards; the root hands on what it holds."""
     host = topology.host_of_rank
     children = [child for child, above in enumerate(tree.parent) if above == rank and child != tree.root]
@@ -115,9 +139,11 @@ def _hand_on(
     near = [child for child in children if host[child] == host[rank]]
     for child in children:
         if child not in near:
-            b.send(b.lane(rank, ("on", at, child), channel=channel, rail=tree.rail[child]), held, child)
+            way = ways.of(tree.way(child), rank, child)
+            b.step(b.lane(rank, ("on", at, child), channel=channel, rail=tree.rail[child]), [held], None, [child], ways=(way,))
     if near:
-        b.send(b.lane(rank, ("near", at), channel=channel), held, near)
+        named = [ways.of(tree.way(child), rank, child) for child in near]
+        b.step(b.lane(rank, ("near", at), channel=channel), [held], None, near, ways=named)
 
 
 def reject(spec: CollectiveSpec, topology: Topology) -> str | None:

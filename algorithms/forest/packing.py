@@ -7,7 +7,7 @@ enough for all other trees to grow: a maximum flow says how much. What it cannot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from topoccl.algorithms.forest.splitting import Capacities
 from topoccl.topology.bounds.flow import FlowGraph
@@ -15,11 +15,15 @@ from topoccl.topology.bounds.flow import FlowGraph
 
 @dataclass
 class Arborescence:
-    """A tree over all vertices; ``parent`` in the order in which vertices were added, without the root."""
+    """A tree over all vertices; ``parent`` in the order in which vertices were added, without the root.
+
+    ``ways`` are the links, in order, from the parent of each vertex to it, where they are told.
+    """
 
     root: int
     weight: int
     parent: dict[int, int]
+    ways: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def depth(self) -> int:
         """Arcs on the longest way down."""

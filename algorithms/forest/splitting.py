@@ -3,7 +3,7 @@
 Switches forward, they do not copy. A unit of capacity from ``u`` into a switch and one from the switch to ``t`` become one from ``u`` to
 ``t`` (*splitting off*). Where as much enters a switch as leaves it, that can be done without lowering any of the flows that trees
 need (Bang-Jensen, Frank, Jackson; ForestColl); elsewhere what is left over is lost. What is sent along a new arc takes the route of
-its ends through the switches.
+its ends through the switches, or one of the ways of a :class:`~topoccl.algorithms.forest.ways.WayMap` that is kept with it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from topoccl.algorithms.forest.ways import WayMap
 from topoccl.topology.bounds.flow import FlowGraph
 
 Capacities = dict[tuple[int, int], int]
@@ -21,6 +22,7 @@ Allowed = Callable[[int, int, int], bool]
 
 _FINE = 1 << 20  # capacities are scaled up to at least this when a switch is replaced as a whole
 _SINKHORN = 200
+_TURNS = 4096  # units that are dealt out one by one
 
 
 def feasible(capacities: Mapping[tuple[int, int], int], weights: Mapping[int, int], sinks: Sequence[int]) -> bool:
@@ -50,6 +52,7 @@ class Splitter:
         refine: capacities and weights may be multiplied by a common factor on the way, to share every switch out evenly.
         allowed: whether what goes from the first to the last of three vertices may pass the second. Where messages do not take that
             way, capacity may be lost, and the trees may not fit any more.
+        ways: the ways that each arc stands for, kept up to date if they are given.
     """
 
     capacities: Capacities
@@ -57,6 +60,7 @@ class Splitter:
     ranks: Sequence[int]
     refine: bool = True
     allowed: Allowed = _anywhere
+    ways: WayMap | None = None
     _total: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,9 +93,14 @@ class Splitter:
                 amount = self._movable(switch, tail, head, amount)
             if amount:
                 self._move(switch, tail, head, amount)
-        for vertex in {*ins, *outs}:
-            self.capacities.pop((vertex, switch), None)
-            self.capacities.pop((switch, vertex), None)
+        self._forget(switch, {*ins, *outs})
+
+    def _forget(self, switch: int, neighbours: Set[int]) -> None:
+        for vertex in neighbours:
+            for arc in ((vertex, switch), (switch, vertex)):
+                self.capacities.pop(arc, None)
+                if self.ways is not None:
+                    self.ways.forget(arc)
 
     def _pairs(self, ins: Mapping[int, int], outs: Mapping[int, int]) -> Iterator[tuple[int, int]]:
         """All pairs, distant ones last, so that what a few get is spread; units back to where they came from are dropped last."""
@@ -110,6 +119,8 @@ class Splitter:
         self.capacities[switch, head] -= amount
         if tail != head:
             self.capacities[tail, head] = self.capacities.get((tail, head), 0) + amount
+        if self.ways is not None:
+            self.ways.join(tail, switch, head, amount)
 
     def _movable(self, switch: int, tail: int, head: int, amount: int) -> int:
         """How much of ``amount`` can be split off at once (ForestColl's two families of flows)."""
@@ -167,7 +178,15 @@ class Splitter:
         weights = {vertex: weight * fine for vertex, weight in self.weights.items()}
         if not feasible(trial, weights, self.ranks):
             return False
-        shared = math.gcd(*trial.values(), *weights.values())
+        ways = self.ways
+        if ways is not None:
+            ways.multiply(fine)
+            for (tail, head), amount in spread.items():
+                ways.join(tail, switch, head, amount)
+            self._forget(switch, {*ins, *outs})
+        shared = math.gcd(*trial.values(), *weights.values(), *(() if ways is None else ways.amounts()))
+        if ways is not None:
+            ways.divide(shared)
         self.capacities = {arc: c // shared for arc, c in trial.items() if c}
         self.weights = {vertex: weight // shared for vertex, weight in weights.items()}
         self._total = sum(self.weights.values())
@@ -183,8 +202,9 @@ class Splitter:
 
 
 def _dealt(ins: Mapping[int, int], outs: Mapping[int, int], pairs: Set[tuple[int, int]]) -> Capacities:
-    """Whole numbers for ``pairs`` with these sums of rows and columns, never more, unit by unit to one after the other."""
+    """Whole numbers for ``pairs`` with these sums of rows and columns, never more, a unit (or more, of many) to one after the other."""
     left_in, left_out = dict(ins), dict(outs)
+    unit = 1 + sum(ins.values()) // _TURNS
     tails, heads = list(ins), list(outs)
     found: Capacities = {}
     moved = True
@@ -193,10 +213,11 @@ def _dealt(ins: Mapping[int, int], outs: Mapping[int, int], pairs: Set[tuple[int
         for shift in range(1, len(heads) + 1):
             for at, tail in enumerate(tails):
                 head = heads[(at + shift) % len(heads)]
-                if (tail, head) in pairs and left_in[tail] and left_out[head]:
-                    found[tail, head] = found.get((tail, head), 0) + 1
-                    left_in[tail] -= 1
-                    left_out[head] -= 1
+                amount = min(unit, left_in[tail], left_out[head]) if (tail, head) in pairs else 0
+                if amount:
+                    found[tail, head] = found.get((tail, head), 0) + amount
+                    left_in[tail] -= amount
+                    left_out[head] -= amount
                     moved = True
     return found
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from topoccl.algorithms.forest.trees import Forest, Piece, Tree
 from topoccl.topology.graph import Topology
 
-VERSION = 2
+VERSION = 3
 """Changes whenever synthesis may give another result for the same arguments."""
 
 
@@ -34,17 +34,25 @@ def keep_in(store: Store | None) -> None:
     _store = store
 
 
-def remembered(topology: Topology, collective: str, root: int | None, k: int, make: Callable[[], Forest]) -> Forest:
+def remembered(topology: Topology, collective: str, root: int | None, k: int, ways: str, make: Callable[[], Forest]) -> Forest:
     """What ``make`` returns, or what it returned for the same arguments before."""
     if _store is None:
         return make()
-    key = hashlib.sha256(repr((VERSION, topology.digest, collective, root, k)).encode()).hexdigest()[:40]
-    text = _store.get(key)
-    found = None if text is None else read(text, topology.num_ranks)
+    found = recalled(topology, collective, root, k, ways)
     if found is None:
         found = make()
-        _store.put(key, write(found))
+        _store.put(_key(topology, collective, root, k, ways), write(found))
     return found
+
+
+def recalled(topology: Topology, collective: str, root: int | None, k: int, ways: str) -> Forest | None:
+    """The forest that the store has for these arguments."""
+    text = None if _store is None else _store.get(_key(topology, collective, root, k, ways))
+    return None if text is None else read(text, topology.num_ranks)
+
+
+def _key(topology: Topology, collective: str, root: int | None, k: int, ways: str) -> str:
+    return hashlib.sha256(repr((VERSION, topology.digest, collective, root, k, ways)).encode()).hexdigest()[:40]
 
 
 def write(forest: Forest) -> str:
@@ -73,8 +81,8 @@ def _sum(body: str) -> str:
 
 
 def _rows(tree: Tree | None) -> list[Any] | None:
-    return None if tree is None else [tree.root, tree.parent, tree.rail]
+    return None if tree is None else [tree.root, tree.parent, tree.rail, tree.ways]
 
 
 def _tree(rows: list[Any] | None) -> Tree | None:
-    return None if rows is None else Tree(rows[0], tuple(rows[1]), tuple(rows[2]))
+    return None if rows is None else Tree(rows[0], tuple(rows[1]), tuple(rows[2]), tuple(map(tuple, rows[3])))

@@ -7,19 +7,19 @@ and much less work, so it is what large clusters get. Whichever comes closer to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
 from topoccl.algorithms.forest.few import few_trees
-from topoccl.algorithms.forest.packing import Arborescence
+from topoccl.algorithms.forest.free import free_pieces
+from topoccl.algorithms.forest.pieces import over_ranks, paired, shared_out, trees_of
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
 from topoccl.algorithms.forest.spreading import Spread, spread
 from topoccl.algorithms.forest.store import remembered
-from topoccl.algorithms.forest.trees import Forest, Piece, Tree, with_rails
+from topoccl.algorithms.forest.trees import Forest, Piece, with_rails
 from topoccl.topology.bounds import certificate
 from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import best_exchange
@@ -29,8 +29,11 @@ from topoccl.topology.routes import Routes, routes_of
 
 GATHERING = ("all_gather", "reduce_scatter")
 ROOTED = ("broadcast", "reduce")
+WAYS = ("own", "any")
 MOST_RANKS = 64
 """Trees span ranks up to so many of them, else only hosts."""
+FEW_RANKS = 24
+"""Up to so many ranks trees span ranks whenever messages may take any ways."""
 MOST_HOSTS = 24
 """Trees span hosts up to so many of them."""
 K = 8
@@ -50,17 +53,33 @@ def refuses(topology: Topology) -> str | None:
     return None
 
 
-def synthesise(topology: Topology, collective: str, root: int | None = None, k: int = 0) -> Forest:
+def synthesise(topology: Topology, collective: str, root: int | None = None, k: int = 0, ways: str = "own") -> Forest:
     """The forest of ``collective`` among the ranks of ``topology``.
 
     Args:
         root: of broadcast and reduce.
         k: trees per root, fewer if fewer are exact; 0 takes as many as it takes to lose less than 1.5 %, if :data:`K` are enough.
+        ways: ``own`` for messages that take the network's own ways, ``any`` for messages that take whatever ways there are.
 
     Raises:
         ValueError: a collective that has no forest, or a fabric on which none was found.
     """
-    return remembered(topology, collective, root, k, lambda: _synthesise(topology, collective, root, k))
+    if ways not in WAYS:
+        raise ValueError(f"forest: ways is {ways!r}; known: {', '.join(WAYS)}")
+    make = _freely if ways == "any" else _synthesise
+    return remembered(topology, collective, root, k, ways, lambda: make(topology, collective, root, k))
+
+
+def _freely(topology: Topology, collective: str, root: int | None, k: int) -> Forest:
+    """Trees over ranks by any ways; on large fabrics trees over hosts come first, by the network's own ways."""
+    if topology.num_ranks > FEW_RANKS:
+        over_hosts = _synthesise(topology, collective, root, k)
+        if topology.num_ranks > MOST_RANKS or (not k and over_hosts.share >= GOOD):
+            return over_hosts
+    bound = float(certificate(topology, collective, root).seconds_per_byte)
+    blocks = topology.num_ranks if collective in GATHERING else 1
+    pieces, seconds = with_rails(topology, routes_of(topology), free_pieces(topology, collective, root, k), blocks)
+    return Forest(tuple(pieces), seconds, bound / seconds, "ranks")
 
 
 def _synthesise(topology: Topology, collective: str, root: int | None, k: int) -> Forest:
@@ -145,7 +164,7 @@ def _pieces(topology: Topology, network: Network, allowed: Allowed, collective: 
             weights = {vertex: len(ranks) for vertex, ranks in ranks_at.items()}
             totals = [topology.num_ranks * each for each in _per_root(k)]
             trees = _spread(network.reversed() if turned else network, weights, totals, partial(_turned, allowed) if turned else allowed)
-            return _gather(topology, ranks_at, trees, turned)
+            return shared_out(topology, ranks_at, trees, turned)
         case "broadcast" | "reduce":
             assert root is not None
             turned = collective == "reduce"
@@ -153,7 +172,7 @@ def _pieces(topology: Topology, network: Network, allowed: Allowed, collective: 
             here = network.vertex_of_rank[root]
             trees = _spread(network.reversed() if turned else network, {here: 1}, totals, partial(_turned, allowed) if turned else allowed)
             led = [(tree, turn) for tree in trees.trees for turn in range(max(map(len, ranks_at.values())))]
-            grown = [(tree, _over_ranks(topology, ranks_at, tree, root, turn, other)) for tree, turn in led]
+            grown = [(tree, over_ranks(topology, ranks_at, tree, root, turn, other)) for tree, turn in led]
             return [Piece(0, tree.weight, over if turned else None, None if turned else over) for tree, over in grown]
         case "all_reduce":
             return _exchange(topology, network, ranks_at, k, allowed, other)
@@ -190,30 +209,6 @@ def _spread(network: Network, weights: dict[int, int], totals: Sequence[int], al
     return spread(capacities, {vertex: rate * weight for vertex, weight in weights.items()}, network.ranks, totals, allowed)
 
 
-def _gather(topology: Topology, ranks_at: dict[int, list[int]], trees: Spread, turned: bool) -> list[Piece]:
-    """Shares the trees of every root out to the blocks of its ranks; all blocks get equally many pieces."""
-    pieces: list[list[Piece]] = [[] for _ in range(topology.num_ranks)]
-    total = sum(trees.weights.values())
-    finer = topology.num_ranks // math.gcd(total, topology.num_ranks)
-    each = total * finer // topology.num_ranks
-    for vertex, ranks in ranks_at.items():
-        mine = iter([tree for tree in trees.trees if tree.root == vertex])
-        tree = next(mine)
-        left = tree.weight * finer
-        for at, rank in enumerate(ranks):
-            needed = each
-            while needed:
-                if not left:
-                    tree = next(mine)
-                    left = tree.weight * finer
-                weight = min(left, needed)
-                over = _over_ranks(topology, ranks_at, tree, rank, at + len(pieces[rank]))
-                pieces[rank].append(Piece(rank, weight, over if turned else None, None if turned else over))
-                left -= weight
-                needed -= weight
-    return _evened([piece for row in pieces for piece in row])
-
-
 def _exchange(topology: Topology, network: Network, ranks_at: dict[int, list[int]], k: int, allowed: Allowed, halves: bool) -> list[Piece]:
     """Trees up and trees down with equal roots, cut into pieces that have one of each."""
     turned = network.reversed()
@@ -232,7 +227,7 @@ def _exchange(topology: Topology, network: Network, ranks_at: dict[int, list[int
             totals = list(range(count, max(2 * count, 32) + 1)) if not k else [count * each for each in _per_root(k)]
         down = spread(dict(zip(network.arcs, best.down, strict=True)), roots, network.ranks, totals, allowed)
         up = spread(dict(zip(turned.arcs, best.up, strict=True)), roots, network.ranks, totals, partial(_turned, allowed))
-    pairs = [pair for vertex in roots for pair in _paired(_of(up, down, vertex), _of(down, up, vertex))]
+    pairs = [pair for vertex in roots for pair in paired(trees_of(up, down, vertex), trees_of(down, up, vertex))]
     if not (halves or k) and len(pairs) > len(roots):
         few = few_trees(network, best.rate, len(pairs) - 1)
         pairs = pairs if few is None else [(1, above, below) for above, below in few]
@@ -241,69 +236,6 @@ def _exchange(topology: Topology, network: Network, ranks_at: dict[int, list[int
     for weight, above, below in pairs:
         ranks = ranks_at[below.root]
         for turn in range(leaders):
-            trees = [_over_ranks(topology, ranks_at, tree, ranks[turn % len(ranks)], turn) for tree in (above, below)]
+            trees = [over_ranks(topology, ranks_at, tree, ranks[turn % len(ranks)], turn) for tree in (above, below)]
             pieces.append(Piece(0, weight, trees[0], trees[1]))
     return pieces
-
-
-def _of(mine: Spread, other: Spread, vertex: int) -> list[tuple[int, Arborescence]]:
-    """The trees of one root, with weights in which both spreads agree on all roots."""
-    a, b = sum(mine.weights.values()), sum(other.weights.values())
-    shared = math.lcm(a, b)
-    return [(tree.weight * (shared // a), tree) for tree in mine.trees if tree.root == vertex]
-
-
-def _paired(
-    first: list[tuple[int, Arborescence]], second: list[tuple[int, Arborescence]]
-) -> Iterator[tuple[int, Arborescence, Arborescence]]:
-    """Cuts two rows of trees into pieces of which each lies in one tree of both."""
-    left, right = [weight for weight, _ in first], [weight for weight, _ in second]
-    i = j = 0
-    while i < len(first) and j < len(second):
-        weight = min(left[i], right[j])
-        if weight:
-            yield weight, first[i][1], second[j][1]
-        left[i] -= weight
-        right[j] -= weight
-        i += not left[i]
-        j += j < len(right) and not right[j]
-
-
-def _over_ranks(
-    topology: Topology, ranks_at: dict[int, list[int]], tree: Arborescence, root: int, turn: int, relayed: bool = False
-) -> Tree:
-    """A tree over vertices as one over ranks: every vertex has a leader, the next of its ranks at each ``turn``, under which the others
-    hang; the root's is ``root`` itself, unless what leaves it is ``relayed`` by the others of its host in turn."""
-    leader = {vertex: ranks[turn % len(ranks)] for vertex, ranks in ranks_at.items()}
-    if not relayed:
-        leader[tree.root] = root
-    parent = [0] * topology.num_ranks
-    for vertex, ranks in ranks_at.items():
-        for rank in ranks:
-            parent[rank] = leader[vertex]
-    for vertex, above in tree.parent.items():
-        parent[leader[vertex]] = leader[above]
-    parent[leader[tree.root]] = root
-    parent[root] = root
-    return Tree(root, tuple(parent), (0,) * topology.num_ranks)
-
-
-def _evened(pieces: Sequence[Piece]) -> list[Piece]:
-    """Heavy pieces cut, until all blocks have equally many."""
-    by_block: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        by_block.setdefault(piece.block, []).append(piece)
-    most = max(map(len, by_block.values()))
-    finer = 1 << max(0, (most - 1).bit_length()) if any(len(row) < most for row in by_block.values()) else 1
-    found = []
-    for row in by_block.values():
-        weights = [piece.weight * finer for piece in row]
-        parts: list[list[int]] = [[weight] for weight in weights]
-        while sum(map(len, parts)) < most:
-            row_at = max(range(len(parts)), key=lambda at: max(parts[at]))
-            heaviest = max(parts[row_at])
-            parts[row_at].remove(heaviest)
-            parts[row_at] += [heaviest - heaviest // 2, heaviest // 2]
-        for piece, cuts in zip(row, parts, strict=True):
-            found += [Piece(piece.block, weight, piece.up, piece.down) for weight in cuts]
-    return found

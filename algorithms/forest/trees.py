@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,20 @@ MAX_RAILS = 16
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree over all ranks: ``parent[rank]``, the root's is the root itself; ``rail[rank]`` is for messages between it and its parent."""
+    """A tree over all ranks: ``parent[rank]``, the root's is the root itself; ``rail[rank]`` is for messages between it and its parent.
+
+    ``ways[rank]`` are the links that such messages are meant to take, as indices into ``topology.links``; empty (for all, or for one
+    rank) where they take the network's own way.
+    """
 
     root: int
     parent: tuple[int, ...]
     rail: tuple[int, ...]
+    ways: tuple[tuple[int, ...], ...] = ()
+
+    def way(self, rank: int) -> tuple[int, ...]:
+        """The links between ``rank`` and its parent, if they are told."""
+        return self.ways[rank] if self.ways else ()
 
     def depth(self) -> int:
         """Messages on the longest way."""
@@ -70,7 +79,8 @@ class Forest:
 
 
 def with_rails(topology: Topology, routes: Routes, pieces: Sequence[Piece], blocks: int) -> tuple[list[Piece], float]:
-    """Gives every message the rail on which the busiest link is least busy, large ones first; also the seconds per byte of a call.
+    """Gives every message without a way of its own the rail on which the busiest link is least busy, large ones first; also the seconds
+    per byte of a call.
 
     Args:
         blocks: how many blocks a call's bytes make.
@@ -85,6 +95,11 @@ def with_rails(topology: Topology, routes: Routes, pieces: Sequence[Piece], bloc
     for at, piece in enumerate(pieces):
         share = piece.weight / total[piece.block] / blocks
         for rank, up, src, dst in piece.edges():
+            tree = piece.up if up else piece.down
+            if tree is not None and tree.way(rank):
+                told = np.array(tree.way(rank), dtype=np.int64)
+                busy[told] += share * slowness[told]
+                continue
             ways = options.get((src, dst))
             if ways is None:
                 ways = options[src, dst] = _ways(routes, src, dst)
@@ -109,7 +124,7 @@ def with_rails(topology: Topology, routes: Routes, pieces: Sequence[Piece], bloc
     def railed(at: int, tree: Tree | None, up: bool) -> Tree | None:
         if tree is None:
             return None
-        return Tree(tree.root, tree.parent, tuple(rails.get((at, rank, up), 0) for rank in range(len(tree.parent))))
+        return replace(tree, rail=tuple(rails.get((at, rank, up), 0) for rank in range(len(tree.parent))))
 
     finished = [Piece(p.block, p.weight, railed(at, p.up, True), railed(at, p.down, False)) for at, p in enumerate(pieces)]
     return finished, float(busy.max(initial=0.0))

@@ -27,7 +27,7 @@ from topoccl.algorithms.msccl.document import (
     parse,
 )
 from topoccl.algorithms.msccl.write import PREFIX, document
-from topoccl.algorithms.schedule import Buf, IntArray, Schedule
+from topoccl.algorithms.schedule import Buf, IntArray, Schedule, Way
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec, canonical_collective
 
 _NOWHERE: Place = (Buf.NONE, 0)
@@ -317,19 +317,48 @@ def _columns(root: Element, spec: CollectiveSpec, chunks: int, lanes: list[_Lane
         target_ptr=_offsets(len(step.meaning[2]) for step in rows), targets=_ints(t for step in rows for t in step.meaning[2]),
         count=_ints(step.count for step in rows), dep_ptr=_offsets(map(len, deps)), deps=_ints(dep for row in deps for dep in row),
         scratch_ptr=_offsets(map(len, scratch)), scratch_like=_ints(c for places in scratch for c in places),
-        weights=_ints(weights) if weights else None, params=_params(root),
+        weights=_ints(weights) if weights else None, params=_params(root), ways=_ways(root), target_way=_target_ways(root, rows),
     )  # fmt: skip
 
 
-def _params(root: Element) -> tuple[tuple[str, Any], ...]:
+def _ways(root: Element) -> tuple[Way, ...]:
+    ways = _listed(root, f"{PREFIX}ways")
+    if not isinstance(ways, tuple) or not all(map(_is_way, ways)):
+        raise root.error(f"{PREFIX}ways is {root.text(f'{PREFIX}ways')[:80]!r}; expected a list of [vertices, links] in JSON")
+    return ways
+
+
+def _is_way(way: Any) -> bool:
+    if not isinstance(way, tuple) or len(way) != 2 or not all(isinstance(part, tuple) for part in way):
+        return False
+    return all(isinstance(vertex, str) for vertex in way[0]) and all(type(place) is int and 0 <= place < 1 << 30 for place in way[1])
+
+
+def _target_ways(root: Element, rows: list[_Step]) -> IntArray | None:
+    name = f"{PREFIX}target_ways"
+    if name not in root.attributes:
+        return None
+    column, targets = root.numbers(name, -1, 1 << 30), sum(len(step.meaning[2]) for step in rows)
+    if len(column) != targets:
+        raise root.error(f"{name} has {len(column)} entries; expected {targets}")
+    return _ints(column)
+
+
+def _listed(root: Element, name: str) -> Any:
+    """The value of an attribute in JSON, with tuples for lists; None where that is what it cannot be."""
+
     def frozen(value: Any) -> Any:
         return tuple(map(frozen, value)) if isinstance(value, list) else value
 
-    text = root.attributes.get(f"{PREFIX}params", "[]")
     try:
-        pairs = frozen(json.loads(text))
+        return frozen(json.loads(root.attributes.get(name, "[]")))
     except (ValueError, RecursionError):
-        pairs = None
+        return None
+
+
+def _params(root: Element) -> tuple[tuple[str, Any], ...]:
+    text = root.attributes.get(f"{PREFIX}params", "[]")
+    pairs = _listed(root, f"{PREFIX}params")
     if not isinstance(pairs, tuple) or not all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
         raise root.error(f"{PREFIX}params is {text[:80]!r}; expected a list of names and values in JSON")
     return pairs

@@ -44,6 +44,9 @@ def document(schedule: Schedule) -> Element:
         root.attributes[f"{PREFIX}uneven"] = "1"
     if s.weights is not None:
         root.attributes[f"{PREFIX}weights"] = _join(s.weights.tolist())
+    if s.target_way is not None:
+        root.attributes[f"{PREFIX}ways"] = json.dumps(s.ways)
+        root.attributes[f"{PREFIX}target_ways"] = _join(s.target_way.tolist())
     if s.params:
         root.attributes[f"{PREFIX}params"] = json.dumps(s.params)
     steps = list(s.steps())

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.verify.memory import number_elements, number_places, resolve_reads
 from topoccl.algorithms.verify.order import build_graph, order_steps
-from topoccl.algorithms.verify.structure import check_columns, check_steps, pair_messages
+from topoccl.algorithms.verify.structure import check_columns, check_steps, check_ways, pair_messages
 from topoccl.algorithms.verify.values import check_values
+from topoccl.topology.graph import Topology
 
 PROOF_LIMIT = 100_000_000
 """Callers prove smaller instances of the same builder when :func:`proof_size` is above this."""
@@ -42,13 +43,14 @@ def proof_size(schedule: Schedule, segments: int = 3) -> int:
     return schedule.num_steps * segments * schedule.spec.ranks
 
 
-def verify(schedule: Schedule, *, segments: Iterable[int] = (1, 3), in_place: bool = False) -> Proof:
+def verify(schedule: Schedule, *, segments: Iterable[int] = (1, 3), in_place: bool = False, topology: Topology | None = None) -> Proof:
     """Proves ``schedule``.
 
     Args:
         segments: the numbers of pipeline segments to prove it for. The run of S segments begins with that of fewer (no step waits
             for a later segment), so the largest number is executed and settles the others.
         in_place: let input and output share storage as ``spec.aliased_output`` says.
+        topology: where the ranks sit; then the ways that messages name must be there.
 
     Raises:
         ScheduleError: it is wrong; the message names the step and what is wrong with it.
@@ -61,6 +63,8 @@ def verify(schedule: Schedule, *, segments: Iterable[int] = (1, 3), in_place: bo
         raise ValueError(f"{schedule.spec.collective} has no in-place form")
     check_columns(schedule)
     check_steps(schedule)
+    if topology is not None:
+        check_ways(schedule, topology)
     messages = pair_messages(schedule)
     level = order_steps(schedule, messages)
     places, elements = number_places(schedule, in_place), number_elements(schedule)

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.ways import links_of
+from topoccl.topology.graph import Topology
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -87,6 +89,14 @@ def check_columns(schedule: Schedule) -> None:
             refuse(f"{name} holds {values.max()}, which is no buffer")
     if s.num_lanes and (s.lane_rank.min() < 0 or s.lane_rank.max() >= ranks or (np.diff(s.lane_rank) < 0).any()):
         refuse(f"lanes must be sorted by rank, 0 to {ranks - 1}; lane_rank is {s.lane_rank.tolist()}")
+    if s.target_way is not None:
+        if len(s.target_way) != len(s.targets):
+            refuse(f"target_way has {len(s.target_way)} entries; expected {len(s.targets)}")
+        if len(s.target_way) and (s.target_way.min() < -1 or s.target_way.max() >= len(s.ways)):
+            refuse(f"target_way must name ways 0 to {len(s.ways) - 1}, or be -1")
+    for at, (vertices, places) in enumerate(s.ways):
+        if len(vertices) < 2 or len(places) != len(vertices) - 1:
+            refuse(f"way {at} has {len(vertices)} vertices and {len(places)} links between them; expected one link less, and at least one")
     empty = np.flatnonzero(np.diff(s.lane_ptr) == 0)
     if len(empty):
         refuse(f"lane {empty[0]} has no steps")
@@ -158,6 +168,25 @@ def check_steps(schedule: Schedule) -> None:
         refuse(waiter[d], f"depends on step {s.deps[d]} of rank {rank[s.deps[d]]}; dependencies order the lanes of one rank")
     if (d := first(lane[s.deps] == lane[waiter])) >= 0:
         refuse(waiter[d], f"depends on step {s.deps[d]} of its own lane, whose steps run in order anyway")
+
+
+def check_ways(schedule: Schedule, topology: Topology) -> None:
+    """Every way that a message names is one of ``topology``, from the slot of its sender to that of its receiver."""
+    s, slots = schedule, topology.slots
+    if s.target_way is None:
+        return
+    sender = np.repeat(np.arange(s.num_steps), np.diff(s.target_ptr))
+    for at in np.flatnonzero(s.target_way >= 0).tolist():
+        step, way = int(sender[at]), int(s.target_way[at])
+        src, dst = slots[s.step_rank[step]], slots[s.targets[at]]
+        vertices = s.ways[way][0]
+        if (vertices[0], vertices[-1]) != (src, dst):
+            raise ScheduleError(s, step, f"sends from {src} to {dst} by way {way}, which leads from {vertices[0]} to {vertices[-1]}")
+    for way in np.unique(s.target_way[s.target_way >= 0]).tolist():
+        try:
+            links_of(topology, s.ways[way])
+        except ValueError as error:
+            raise ScheduleError(s, int(sender[int((s.target_way == way).argmax())]), f"takes way {way}: {error}") from None
 
 
 def _outside(schedule: Schedule, step: int, buf: Buf, sizes: Ints) -> str:
