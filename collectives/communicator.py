@@ -81,6 +81,7 @@ class Communicator:
         if self.size > 1:
             self._control = Control(transport, neighbours, self._describe)
             self._runner.watch, self._runner.beside = self._control.check, self._control.beside
+            self._runner.calls = self._control
         self._rails = tuple(rails)
         self._planner = Planner(transport, selector, neighbours, self._announce, self._rails)
         self._worker = Worker(f"topoccl {name}")
@@ -464,11 +465,11 @@ class Communicator:
     def _make_again(self, found: tuple[Known, Array, Array], limit: float) -> None:
         known, inp, out = found
         plan = known.plan
-        self._begin(plan.fingerprint, limit)
+        self._begin(plan.fingerprint, limit, 0, plan.stamped)
         self._run(plan, inp.copy() if known.copies else inp, out, known.dtype, limit)
 
     def _begin_and_run(self, plan: Plan, bound: Bound, limit: float) -> None:
-        self._begin(plan.fingerprint, limit)
+        self._begin(plan.fingerprint, limit, 0, plan.stamped)
         self._run_bound(plan, bound, limit)
 
     def _run_bound(self, plan: Plan, bound: Bound, limit: float) -> None:
@@ -490,7 +491,7 @@ class Communicator:
     ) -> None:
         spec = CollectiveSpec(what, self.size, root)
         blocks = 1 if what in ("all_reduce", "broadcast", "reduce", "barrier") else self.size
-        self._begin(call, limit)
+        self._begin(call, limit, 0, True)
         plan = self._plan(key, call, spec, blocks * block * bound.dtype.itemsize, block, bound, op, limit)
         self._run_bound(plan, bound, limit)
 
@@ -517,11 +518,11 @@ class Communicator:
         key = ("all_to_all", counts.tobytes(), bound.dtype.name)
         plan = self._planner.find(key)
         if plan is not None:
-            self._begin(plan.fingerprint, limit)
+            self._begin(plan.fingerprint, limit, 0, plan.stamped)
         else:
             digest = blake2b(counts.tobytes(), digest_size=8).hexdigest()
             call = fingerprint(f"{call_text('all_to_all', bound.dtype.name)} with counts #{digest}")
-            self._begin(call, limit)
+            self._begin(call, limit, 0, True)
             largest = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
             spec = CollectiveSpec("all_to_all", self.size, None, uneven=True)
             nbytes = largest * bound.dtype.itemsize
@@ -530,7 +531,7 @@ class Communicator:
 
     # Every call goes through _begin, _plan unless its plan is known, and _run.
 
-    def _begin(self, call: Fingerprint, limit: float, word: int = 0) -> None:
+    def _begin(self, call: Fingerprint, limit: float, word: int = 0, stamped: bool = False) -> None:
         if self._begun:
             self._begun = False
             return
@@ -543,7 +544,7 @@ class Communicator:
         self._recent[number % _RECENT] = call
         if self._control is not None:
             try:
-                self._control.begin(call, limit, word)
+                self._control.begin(call, limit, word, stamped)
             except BaseException as error:
                 self._give_up(error)
 
@@ -555,15 +556,19 @@ class Communicator:
         self._count_traffic()  # of plans that are forgotten for this one as well
         data = bound.inp if bound.inp.size else bound.out
         try:
-            return self._planner.plan(
+            plan = self._planner.plan(
                 key, spec, nbytes, block, bound.dtype, op, bound.in_place, data, call, limit, self._settle, self._check_on_others
             )
+            if control is not None and not plan.stamped:
+                control.compare()
+            return plan
         except (CollectiveTimeout, TransportError, MismatchError) as error:
             self._give_up(error, "ranks had not agreed on its algorithm")
         except Exception as error:
             if control is not None and control.raised(error):
                 self._give_up(error)
             if control is not None:
+                control.compare()
                 control.end()
             raise  # on all ranks alike
         except BaseException as error:
@@ -607,6 +612,8 @@ class Communicator:
         programs, self._uncounted = self._uncounted, []
         for program in programs:
             runs, program.runs = program.runs, 0
+            if program.stamped is not None:
+                self.transport.count(program.stamped.traffic, runs)
             for peer, moved in program.traffic.items():
                 total = self._traffic[peer]
                 total.sent_messages += runs * moved.sent_messages

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from topoccl.algorithms.hazards import blocking_steps
+from topoccl.algorithms.hearing import everyone_hears
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
@@ -20,6 +21,7 @@ from topoccl.collectives.executor.lowering import Site, least_segments, lower
 from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.reach import on_huge_pages
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
+from topoccl.collectives.executor.stamped import Stamped
 from topoccl.collectives.executor.wiring import Wiring
 from topoccl.topology.rails import RailTable
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
 PLANS = 256  # plans kept per group
+SHORT = 64 << 10  # bytes up to which calls may be stamped: messages of longer ones had better have receives
+_STEPS_HEARD = 20_000  # of stamped calls: more take longer than they save
 _STEPS_CHECKED = 100_000  # larger schedules are only built by builders whose smaller ones pass
 
 
@@ -46,12 +50,16 @@ class Agreed:
 
 @dataclass(slots=True)
 class Plan:
-    """A schedule lowered for one size and type on this rank, for calls with even and odd sequence numbers."""
+    """A schedule lowered for one size and type on this rank, for calls with even and odd sequence numbers.
+
+    ``stamped`` says, alike on all ranks, that its messages tell each rank that all others make the same call.
+    """
 
     agreed: Agreed
     segments: int
     fingerprint: Fingerprint
     make: Callable[[int], Program]
+    stamped: bool = False
     programs: list[Program | None] = field(default_factory=lambda: [None, None])
 
     def program(self, parity: int) -> Program:
@@ -83,7 +91,9 @@ class Planner:
         self._rails = RailTable(selector.topology, rails) if rails else None
         self._area = neighbours.area
         # Those of other hosts too: what fits into their memory decides into how many segments all ranks cut their data.
-        self._shared = [ranks for ranks in neighbours.together if len(ranks) > 1]
+        self._together = neighbours.together
+        self._shared = [ranks for ranks in self._together if len(ranks) > 1]
+        self._heard: dict[str, bool] = {}
         self._agreed: dict[Hashable, Agreed] = {}
         self._wirings: dict[str, list[Wiring]] = {}
         self._kernels: dict[tuple[str, DType], Fold] = {}
@@ -93,7 +103,7 @@ class Planner:
         """The planner of the same group that chooses by ``selector`` and remembers nothing yet."""
         other = copy(self)
         other.selector = selector
-        other._agreed, other._wirings, other._plans = {}, {}, OrderedDict()
+        other._agreed, other._wirings, other._heard, other._plans = {}, {}, {}, OrderedDict()
         return other
 
     def find(self, key: Hashable) -> Plan | None:
@@ -157,15 +167,28 @@ class Planner:
             segments = least_segments(schedule, wiring, block_elems, dtype.itemsize, area, segments)
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place
-        site = self.site  # not self: a cycle would keep the shared memory of closed groups
+        site, transport = self.site, self.transport  # not self: a cycle would keep the shared memory of closed groups
+        stamped = nbytes <= SHORT and segments == 1 and not pulls and self._hears(schedule)
 
         def make(parity: int) -> Program:
-            return lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping, pulls)
+            program = lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping, pulls)
+            if stamped and program.flat is None:
+                program.stamped = Stamped(program, [step for _, step in mine.sequence(site.rank, 1)], transport, dtype)
+            return program
 
-        plan = self._plans[key] = Plan(agreed, segments, fingerprint, make)
+        plan = self._plans[key] = Plan(agreed, segments, fingerprint, make, stamped)
         if len(self._plans) > PLANS:
             self._plans.popitem(last=False)
         return plan
+
+    def _hears(self, schedule: Schedule) -> bool:
+        """Whether the messages of ``schedule``, stamped, tell everyone that all make the same call."""
+        if not self.transport.stamps or len(self._together) == 1 or schedule.num_steps > _STEPS_HEARD:
+            return False
+        found = self._heard.get(schedule.digest)
+        if found is None:
+            found = self._heard[schedule.digest] = everyone_hears(schedule, self._together)
+        return found
 
     def _agree(
         self, spec: CollectiveSpec, nbytes: int, data: Array, timeout: float, settle: Callable[[], None], check: Callable[[], None]

@@ -3,6 +3,11 @@
 Every call is posted (:meth:`Control.begin`) before its data moves and is decided before it returns (:meth:`Control.end`), when all ranks
 are known to have made the same one. Inside a host each rank compares what the others have posted with its own. Where there are more
 hosts, one rank of each compares for its host, tells the leaders of the others, beside the data, and lets its host know the verdict.
+
+Short calls are *stamped*: messages between hosts say which call they belong to, and a rank sends its first when all of its host have made
+that call. Where everybody hears of everybody so (:mod:`~topoccl.collectives.executor.stamped`), leaders tell each other nothing, unless
+one has waited for a while: then it asks, and all that wait answer.
+
 Whatever waits in between calls :meth:`Control.check`, so that a difference or the end of another rank is noticed at once.
 """
 
@@ -22,6 +27,7 @@ from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
 
 if TYPE_CHECKING:
     from topoccl.collectives.control.fingerprint import Fingerprint
+    from topoccl.collectives.executor.straight import Source
     from topoccl.collectives.hosts import Neighbours
     from topoccl.collectives.transports.base import Request, Transport
 
@@ -29,6 +35,8 @@ _LOOK = 0.2  # seconds between looks at whether the other processes are alive
 _GATHER = 1.0  # seconds in which ranks that give up tell each other why
 _TELL = 5.0  # seconds that ranks have to say what they have called, once they know that it differs
 _PATIENCE = 0.05
+_ASK = 0.05  # seconds after which a leader asks whether all make the same call, where their messages should tell
+_STAMPED = 1 << 63  # a bit of all stamps
 
 
 class Control:
@@ -52,10 +60,13 @@ class Control:
         self.number = 0
         self.beside: list[Request] = []  # the message of another leader that is waited for
         self._call: Fingerprint | None = None
+        self._shown: list[Fingerprint | None] = [None, None]  # whose texts lie on the board
         self._before: Fingerprint | None = None
         self._value = 0
         self._limit = self._begun = self._look = 0.0
         self._decided = True
+        self._stamped = False  # the present call's messages decide
+        self._asks = False  # its leaders tell each other nevertheless
         self._failed = False
         self.aborted: TopocclError | None = None
         self._ended = 0  # the last call that has ended
@@ -67,8 +78,11 @@ class Control:
 
     # A call
 
-    def begin(self, call: Fingerprint, limit: float, word: int = 0) -> None:
+    def begin(self, call: Fingerprint, limit: float, word: int = 0, stamped: bool = False) -> None:
         """Says that this rank makes ``call``, which may take ``limit`` seconds, and ``word`` to who asks for it (:meth:`word_of`).
+
+        ``stamped`` is the same on all ranks that make the same call, and says that its messages, each with the stamp of
+        :meth:`assemble`, tell every rank that all others make it.
 
         Raises:
             TopocclError: another rank has given up, or has left.
@@ -78,20 +92,92 @@ class Control:
         self._limit = limit
         self._begun = time.monotonic()
         self._decided = False
+        self._value = value = call.value + number
+        self._stamped, self._asks = stamped and self._several, False
         board = self.board
         if board is not None:
             # The text first, then the value, then the number (see Board).
             words = board.words
             text, where = board.mine[number & 1]
-            board.bytes[text] = call.data
-            words[where] = self._value = call.value + number
+            if self._shown[number & 1] is not call:
+                board.bytes[text] = call.data
+                self._shown[number & 1] = call
+            words[where] = value
             words[where + 2] = word
             words[where + 1] = number
             if words[board.alarm]:
                 self.check()
         if self._leaders is not None:
             self._leaders.begin(number, call)
-            self._advance()
+            if not stamped:
+                self._advance()
+
+    def compare(self) -> None:
+        """Takes it back that the present call is stamped."""
+        if self._stamped:
+            self._stamped = False
+            if self._leaders is not None:
+                self._advance()
+
+    def assemble(self) -> int:
+        """Returns when all ranks of this host have made the present call: its stamp. Raises as :meth:`end`."""
+        board = self.board
+        if board is not None:
+            words, value = board.words, self._value
+            for word in board.their_values[self.number & 1]:
+                if words[word] != value:
+                    self._await_host(board)
+                    break
+        return self._value | _STAMPED
+
+    def _await_host(self, board: Board) -> None:
+        assert self._waiter is not None
+        for word in board.their_values[self.number & 1]:
+            self._waiter.wait(word + 1, self.number, self._check_in_time)
+        if board.differs(self.number, self._value):
+            self.doubt()
+
+    def doubt(self) -> NoReturn:
+        """For who has met a message of another call: raises as :meth:`end` when leaders know what all call."""
+        board = self.board
+        self._asks = True
+        while not (self._decided or (board is not None and board.verdict >= self.number)):
+            self._check_in_time()
+            time.sleep(FIRST_NAP)
+        raise TransportError(f"{self._describe()} failed: a message of another call has come, though all ranks make this one")
+
+    def write_begin(self, source: Source, call: Fingerprint, parity: int) -> None:
+        """What :meth:`begin` does for a call ``number`` like an earlier one, for ranks that all share memory, as lines of a function."""
+        board = self.board
+        assert board is not None
+        assert not self._several
+        text, where = board.mine[parity]
+        me, words, it = source.name(self), source.name(board.words), source.name(call)
+        value, count = source.name(where), source.name(where + 1)
+        source.add(
+            f"{me}.number = number",
+            f"{me}._call = {it}",
+            f"if {source.name(self._shown)}[{parity}] is not {it}:",
+            f"    {source.name(board.bytes)}[{source.name(text)}] = {source.name(call.data)}",
+            f"    {source.name(self._shown)}[{parity}] = {it}",
+            f"{me}._decided = False",
+            f"{words}[{value}] = {me}._value = value = {source.name(call.value)} + number",
+            f"{words}[{count}] = number",
+            f"if {words}[{source.name(board.alarm)}]: {source.name(self.check)}()",
+        )
+
+    def write_end(self, source: Source, parity: int) -> None:
+        """What :meth:`end` does, likewise; behind what :meth:`write_begin` has written."""
+        board = self.board
+        assert board is not None
+        me, words = source.name(self), source.name(board.words)
+        for word in board.their_values[parity]:
+            source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_within)}(limit)")
+        source.add(f"{words}[{source.name(board.my_done)}] = {me}._ended = number")
+
+    def _settle_within(self, limit: float) -> None:
+        self._limit, self._begun = limit, time.monotonic()
+        self._settle()
 
     @property
     def open(self) -> bool:
@@ -100,6 +186,7 @@ class Control:
 
     def settle(self) -> None:
         """As :meth:`end`, for a call that goes on afterwards."""
+        self.compare()
         if not self._decided:
             self._settle()
 
@@ -112,7 +199,10 @@ class Control:
             TopocclError: another rank has given up, or has left.
         """
         board, number = self.board, self.number
-        if self._several:
+        if self._stamped:
+            self.assemble()
+            self._decided = True
+        elif self._several:
             if not self._decided:
                 self._settle()
         elif board is not None:
@@ -192,13 +282,20 @@ class Control:
                 leaders.listen()
             except HeardFailure as heard:
                 raise self._say(heard.failure.error(self._describe()), heard.failure) from None
-            if not self._decided:
+            if not self._decided and self._tells():
                 self._advance()
         now = time.monotonic()
         if now >= self._look:
             self._look = now + _LOOK
             if board is not None:
                 self._look_for_the_dead(board)
+
+    def _tells(self) -> bool:
+        """Whether this leader tells others, in the present call: in stamped ones only when somebody wants to know."""
+        if self._stamped and not self._asks:
+            assert self._leaders is not None
+            self._asks = self._leaders.asked or time.monotonic() > self._begun + _ASK
+        return self._asks or not self._stamped
 
     def _advance(self) -> None:
         """A leader's: goes as far as it can without waiting."""

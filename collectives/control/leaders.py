@@ -1,8 +1,9 @@
 """Messages among one rank of each host, beside the data: everyone hears of everyone in log2(hosts) rounds, in a pattern that depends on
-nothing but the group.
+nothing but the group. Calls that are decided by the stamps of their data need none of this, unless somebody :attr:`~Leaders.asked`:
+then all that are in the call go through these rounds, and those that have ended it do not, since then all ranks have made it.
 
 In round k a leader sends to the one 2^k places on and hears from the one 2^k places back, whether all calls are the same that its
-sender knows of by then (dissemination). All messages have one length. The receives of the next call are open during each, so a leader
+sender knows of by then (dissemination). All messages have one length. A receive from each of those is always open, so a leader
 that gives up, or leaves, can be heard at any time: it sends its last words in the place of what it would have sent next.
 """
 
@@ -23,7 +24,7 @@ from topoccl.collectives.errors import TransportError
 from topoccl.collectives.transports.base import CONTROL_TAG
 
 if TYPE_CHECKING:
-    from topoccl.collectives.transports.base import Bytes, Request, Transport
+    from topoccl.collectives.transports.base import Request, Transport
 
 _HEAD = struct.Struct("<qqqqq")  # what it is, the call's number, its value, and of a failure: kind, rank
 _TEXT = 600
@@ -52,8 +53,9 @@ class Leaders:
         reaches = [1 << k for k in range((size - 1).bit_length())]
         self._to = [self.ranks[(self.me + reach) % size] for reach in reaches]
         self._from = [self.ranks[(self.me - reach) % size] for reach in reaches]
-        self._incoming: list[tuple[Request, Bytes]] = []  # this call's messages
-        self._next: list[tuple[Request, Bytes]] = []  # the next one's, or last words
+        self._open = [np.empty(_SIZE, np.uint8) for _ in reaches]
+        self._requests: list[Request] = []  # one for each of them, always open or with last words
+        self._said: list[dict[int, tuple[int, int]]] = [{} for _ in reaches]  # by call: what it is, and the call's value
         self._number = 0
         self._value = 0
         self._call: Fingerprint | None = None
@@ -62,20 +64,28 @@ class Leaders:
         self._over = False
 
     def begin(self, number: int, call: Fingerprint) -> None:
-        self._incoming = self._next or self._receives()
-        self._next = self._receives()
+        if not self._requests:
+            self._requests = [self._receive(k) for k in range(len(self._from))]
+        for said in self._said:
+            if said:  # of calls that were decided without
+                for old in [at for at in said if at < number]:
+                    del said[old]
         self._number, self._value, self._call = number, call.value + number, call
         self._sent = self._heard = 0
         self._same = True
 
-    def _receives(self) -> list[tuple[Request, Bytes]]:
-        buffers = [np.empty(_SIZE, np.uint8) for _ in self._from]
-        return [(self.transport.irecv(peer, CONTROL_TAG, data), data) for peer, data in zip(self._from, buffers, strict=True)]
+    def _receive(self, k: int) -> Request:
+        return self.transport.irecv(self._from[k], CONTROL_TAG, self._open[k])
 
     @property
     def waiting(self) -> list[Request]:
         """The request that must end for the call to be decided."""
-        return [self._incoming[self._heard][0]] if self._heard < self._sent else []
+        return [self._requests[self._heard]] if self._heard < self._sent else []
+
+    @property
+    def asked(self) -> bool:
+        """Whether another leader wants to know if the calls are the same."""
+        return any(self._number in said for said in self._said)
 
     def advance(self, same: bool) -> bool | None:
         """Goes as far as it can without waiting; ``same`` says whether the calls of this host are.
@@ -85,6 +95,7 @@ class Leaders:
 
         Raises:
             HeardFailure: a leader has given up, or left.
+            TransportError: the leader that is to be heard next is gone.
         """
         self._same &= same
         while True:
@@ -93,31 +104,41 @@ class Leaders:
                     return self._same
                 self._send(self._to[self._sent], _SAME if self._same else _DIFFERENT, None, self._number)
                 self._sent += 1
-            request, data = self._incoming[self._heard]
-            if not request.done:
+            k = self._heard
+            if self._number not in self._said[k]:
+                self._hear(k)
+                error = self._requests[k].error
+                if error is not None and self._number not in self._said[k]:
+                    raise error
+            found = self._said[k].pop(self._number, None)
+            if found is None:
                 return None
-            what, value = self._read(self._from[self._heard], request, data)
+            what, value = found
             self._same &= what == _SAME and value == self._value
             self._heard += 1
 
     def listen(self) -> None:
-        """Looks whether a leader has given up, apart from what :meth:`advance` would look at next; raises as that does."""
-        for at, (request, data) in enumerate(self._incoming + self._next):
-            if at >= self._heard and request.done and request.error is None:
-                what, number, *_ = _HEAD.unpack_from(data.data)
-                if (what == _FAILED and number <= self._number) or (what == _LEFT and number < self._number):
-                    self._read(self._from[at % len(self._from)], request, data)
+        """Takes what has come; raises as :meth:`advance` when a leader has given up."""
+        for k, request in enumerate(self._requests):
+            if request.done:
+                self._hear(k)
 
-    def _read(self, peer: int, request: Request, data: Bytes) -> tuple[int, int]:
-        if request.error is not None:
-            raise request.error
-        what, number, value, kind, rank = _HEAD.unpack_from(data.data)
-        text = bytes(data[_HEAD.size :]).rstrip(b"\0").decode(errors="replace")
-        if what == _FAILED:
-            raise HeardFailure(Failure(kind, rank, text))
-        if what == _LEFT:
-            raise HeardFailure(Failure.of(peer, TransportError(f"it has left the group after call {number}, {text}")))
-        return what, value
+    def _hear(self, k: int) -> None:
+        """Takes what one leader has said. Its last words stay where they are, since nothing comes after them."""
+        while self._requests[k].done and self._requests[k].error is None:
+            data = self._open[k]
+            what, number, value, kind, rank = _HEAD.unpack_from(data.data)
+            if what in (_SAME, _DIFFERENT):
+                if number >= self._number:
+                    self._said[k][number] = what, value
+                self._requests[k] = self._receive(k)
+                continue
+            text = bytes(data[_HEAD.size :]).rstrip(b"\0").decode(errors="replace")
+            if what == _FAILED and number <= self._number:
+                raise HeardFailure(Failure(kind, rank, text))
+            if what == _LEFT and number < self._number:
+                raise HeardFailure(Failure.of(self._from[k], TransportError(f"it has left the group after call {number}, {text}")))
+            return
 
     def _send(self, peer: int, what: int, failure: Failure | None, number: int) -> None:
         text = b"" if self._call is None else self._call.data

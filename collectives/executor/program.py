@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from topoccl.collectives.executor.actions import Act, Frame
 
 if TYPE_CHECKING:
+    from topoccl.collectives.executor.stamped import Stamped
     from topoccl.collectives.transports.base import Request
 
 AHEAD = 8
@@ -88,6 +89,7 @@ class Program:
         waits_for: the rank that sets a counter, for messages about waits that take too long.
         traffic: messages through shared memory by peer, in one run.
         runs: how often it has been run since its traffic was last counted.
+        stamped: how a short call with messages over the transport is run instead.
     """
 
     lanes: list[list[Item]]
@@ -98,3 +100,4 @@ class Program:
     waits_for: dict[int, int]
     traffic: dict[int, Traffic]
     runs: int = 0
+    stamped: Stamped | None = None

@@ -17,6 +17,7 @@ from topoccl.collectives.transports.base import Request
 if TYPE_CHECKING:
     import numpy as np
 
+    from topoccl.collectives.executor.stamped import Calls
     from topoccl.collectives.transports.base import Transport
 
 _NEVER = Request()  # that nobody ends: what a lane waits for that has nothing left to do
@@ -37,6 +38,7 @@ class Runner:
     Attributes:
         watch: called now and then while something is waited for; raises to give up.
         beside: messages that ``watch`` is interested in.
+        calls: tells the stamps of calls, for stamped programs.
     """
 
     def __init__(self, transport: Transport | None, waiter: Waiter | None) -> None:
@@ -47,6 +49,7 @@ class Runner:
         self.aborted: BaseException | None = None
         self.watch: Callable[[], None] = _nothing
         self.beside: list[Request] = []
+        self.calls: Calls | None = None
 
     def forget(self) -> None:
         """Lets go of the shared memory; nothing is run any more."""
@@ -70,6 +73,9 @@ class Runner:
         """
         if program.shows is not None:
             self._run_showing(program, bufs, base, timeout, what)
+        elif program.stamped is not None:
+            assert self.calls is not None
+            program.stamped.run(self, self.calls, bufs, base, timeout, what)
         elif program.flat is None:
             _LaneRun(self, program, bufs, base, timeout, what).run()
         else:
@@ -80,7 +86,7 @@ class Runner:
         flags = self.flags
         for word, count in program.drained:
             if flags[word] < base + count:
-                self._wait(word, base + count, timeout, what, {})
+                self.wait(word, base + count, timeout, what, {})
 
     def _run_showing(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Shows the buffers to peers while the program runs, and until all have read what they need."""
@@ -95,7 +101,7 @@ class Runner:
             self._run_flat(program.flat, program, bufs, base, timeout, what)
             for word, count in program.drained:
                 if flags[word] < base + count:
-                    self._wait(word, base + count, timeout, what, program.waits_for)
+                    self.wait(word, base + count, timeout, what, program.waits_for)
         finally:
             hide(flags, line)
 
@@ -109,13 +115,14 @@ class Runner:
                         if flags[word] >= value:
                             break
                     else:
-                        self._wait(word, value, timeout, what, program.waits_for)
+                        self.wait(word, value, timeout, what, program.waits_for)
             if act is not None:
                 act(bufs)
             for word, count in signals:
                 flags[word] = base + count
 
-    def _wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:
+    def wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:
+        """Waits for a counter, which the rank ``waits_for`` tells sets."""
         waiter = self.waiter
         if waiter is None:  # closed meanwhile, from another thread
             raise self.aborted or TransportError(f"{what()}: the group was closed")

@@ -10,9 +10,11 @@ import atexit
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy.typing as npt
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 
 Bytes = npt.NDArray[np.uint8]  # one-dimensional and contiguous
+Inbox = deque[tuple[int, bytes | memoryview]]  # what has come with a stamp: that, and the bytes
 
 ANY_SOURCE = -1
 TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire
@@ -62,6 +65,19 @@ class PeerCounters:
     received_bytes: int = 0
 
 
+Put = Callable[[npt.NDArray[Any], int], "Request | None"]
+"""Sends a contiguous array with a stamp. Its bytes may be overwritten at once; the request, if there is one, ends when they have left."""
+
+
+class Moved(Protocol):
+    """Numbers as in :class:`PeerCounters`."""
+
+    sent_messages: int
+    sent_bytes: int
+    received_messages: int
+    received_bytes: int
+
+
 class Transport(ABC):
     """Point-to-point messages among ``size`` ranks.
 
@@ -75,6 +91,9 @@ class Transport(ABC):
 
     Wrong arguments raise; what goes wrong with a peer becomes the ``error`` (a :class:`TransportError`) of the requests it befalls.
     A transport never runs a collective of its medium.
+
+    Where ``stamps`` is true, short messages may bear a *stamp*, a number of 63 bits that is not 0. They need no receive, and meet none:
+    what has come lies in an :meth:`inbox` until it is taken out.
     """
 
     name: str
@@ -83,6 +102,7 @@ class Transport(ABC):
     max_group: int  # the largest number that a sub-group can have
     rails: int
     counters: dict[int, PeerCounters]  # by peer, in the ranks of this transport
+    stamps: bool
 
     def __str__(self) -> str:
         return f"{self.name} rank {self.rank} of {self.size}"
@@ -107,6 +127,26 @@ class Transport(ABC):
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
         """The same medium among ``ranks`` (this rank included), renumbered in the given order; ``group`` (>= 1) is the same on its
         members and differs from that of every other open sub-group, and keeps their messages apart."""
+
+    @abstractmethod
+    def outlet(self, peer: int, tag: int, rail: int = 0) -> Put:
+        """What sends stamped messages to another rank, uncounted. It raises :class:`TransportError`."""
+
+    @abstractmethod
+    def inbox(self, peer: int, tag: int, rail: int = 0) -> Inbox:
+        """Where stamped messages of another rank arrive, first the first."""
+
+    @abstractmethod
+    def count(self, moved: Mapping[int, Moved], times: int) -> None:
+        """Counts what has gone to and come from peers with stamps, ``times`` times."""
+
+    @abstractmethod
+    def fill(self, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
+        """Makes progress and returns when something lies in ``inbox``, that of ``peer``, or ``timeout`` seconds are over.
+
+        Raises:
+            TransportError: nothing will come any more.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -165,6 +205,16 @@ class Message(Request):
         self.endpoint.finish(self, error, source)
 
 
+class Rest(Message):
+    """What is left to send of a stamped message, which nobody counts or closes."""
+
+    __slots__ = ()
+
+    def finish(self, error: BaseException | None = None, source: int = ANY_SOURCE) -> None:
+        self.error = error
+        self.done = True
+
+
 class Medium(ABC):
     """What carries the messages of one rank among ``size``; shared by a world and its sub-groups."""
 
@@ -173,6 +223,7 @@ class Medium(ABC):
     size: int
     max_group: int
     rails: int = 1
+    stamps = False
 
     @abstractmethod
     def begin(self, message: Message) -> None:
@@ -191,6 +242,24 @@ class Medium(ABC):
     def close(self) -> None:
         """Frees everything, in bounded time. Called once, after the open messages of the world were abandoned."""
 
+    # Where ``stamps`` is true; peers and tags are the medium's, ``endpoint`` is for errors.
+
+    def outlet(self, endpoint: Endpoint, peer: int, tag: int, rail: int) -> Put:
+        """As :meth:`Transport.outlet`."""
+        raise NotImplementedError(f"{self.name} messages have no stamps")
+
+    def inbox(self, peer: int, tag: int, rail: int) -> Inbox:
+        """As :meth:`Transport.inbox`."""
+        raise NotImplementedError(f"{self.name} messages have no stamps")
+
+    def fill(self, endpoint: Endpoint, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
+        """As :meth:`Transport.fill`."""
+        raise NotImplementedError(f"{self.name} messages have no stamps")
+
+    def forget_stamped(self, group: int) -> None:
+        """Drops the stamped messages of a group that is closed."""
+        return  # there are none
+
 
 class Endpoint(Transport):
     """A world or a sub-group over a :class:`Medium`: translates ranks and tags, checks arguments, counts."""
@@ -206,6 +275,7 @@ class Endpoint(Transport):
         self.size = len(self._ranks)
         self.max_group = medium.max_group
         self.rails = medium.rails
+        self.stamps = medium.stamps
         self.counters = {peer: PeerCounters() for peer in range(self.size)}
         self._open: set[Message] = set()
         self._lock = Lock()
@@ -283,6 +353,26 @@ class Endpoint(Transport):
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
         self._medium.progress(requests, timeout)
 
+    def outlet(self, peer: int, tag: int, rail: int = 0) -> Put:
+        return self._medium.outlet(self, self._ranks[peer], self._base | tag, rail)
+
+    def inbox(self, peer: int, tag: int, rail: int = 0) -> Inbox:
+        return self._medium.inbox(self._ranks[peer], self._base | tag, rail)
+
+    def count(self, moved: Mapping[int, Moved], times: int) -> None:
+        with self._lock:
+            for peer, row in moved.items():
+                counters = self.counters[peer]
+                counters.sent_messages += times * row.sent_messages
+                counters.sent_bytes += times * row.sent_bytes
+                counters.received_messages += times * row.received_messages
+                counters.received_bytes += times * row.received_bytes
+
+    def fill(self, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
+        if self._closed:
+            raise TransportError(f"{self}: cannot receive from rank {peer}: the transport is closed")
+        self._medium.fill(self, inbox, self._ranks[peer], rail, timeout)
+
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
         if not 1 <= group <= self._medium.max_group:
             raise ValueError(f"{self}: group {group} is not in 1 to {self._medium.max_group}, what {self.name} has tags for")
@@ -307,6 +397,7 @@ class Endpoint(Transport):
         if not first or _process[0] != self._pid:
             return
         self._medium.abandon(pending)
+        self._medium.forget_stamped(self._base >> TAG_BITS)
         if self._base == 0:
             self._medium.close()
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, Message
+from topoccl.collectives.transports.base import ANY_SOURCE, Inbox, Message
 
 Key = tuple[int, int]  # tag on the wire and rail
 
 
 class Arrival:
     """A message that comes in, or has come. ``into`` is where its bytes go, None where they are thrown away; ``sender`` is set when it
-    is from this rank itself."""
+    is from this rank itself; ``stamp`` is not 0 when it has one."""
 
-    __slots__ = ("at", "into", "key", "nbytes", "receive", "sender", "source")
+    __slots__ = ("at", "into", "key", "nbytes", "receive", "sender", "source", "stamp")
 
-    def __init__(self, source: int, key: Key, nbytes: int, sender: Message | None = None) -> None:
+    def __init__(self, source: int, key: Key, nbytes: int, sender: Message | None = None, stamp: int = 0) -> None:
         self.source = source
         self.key = key
         self.nbytes = nbytes
@@ -26,14 +27,16 @@ class Arrival:
         self.into: memoryview | None = None
         self.receive: Message | None = None
         self.sender = sender
+        self.stamp = stamp
 
 
 class Matching:
-    """Receives that wait for messages, and messages that came before their receives."""
+    """Receives that wait for messages, and messages that came before their receives, or with a stamp, which need none."""
 
     def __init__(self) -> None:
         self._posted: dict[Key, list[Message]] = {}  # in the order in which they were begun
         self._early: dict[Key, list[Arrival]] = {}  # in the order in which they began to come
+        self.inboxes: defaultdict[tuple[int, int, int], Inbox] = defaultdict(deque)  # by sender, rail and tag on the wire
 
     # Receives
 
@@ -66,9 +69,21 @@ class Matching:
 
     # Messages
 
-    def starts(self, source: int, rail: int, tag: int, nbytes: int) -> Arrival:
+    def keep(self, source: int, rail: int, tag: int, stamp: int, data: bytes | memoryview) -> None:
+        """A message with a stamp has come."""
+        self.inboxes[source, rail, tag].append((stamp, data))
+
+    def forget_stamped(self, unwanted: Callable[[int], bool]) -> None:
+        """Drops what has come with a stamp and an ``unwanted`` tag."""
+        for key in [key for key in self.inboxes if unwanted(key[2])]:
+            del self.inboxes[key]
+
+    def starts(self, source: int, rail: int, tag: int, nbytes: int, stamp: int) -> Arrival:
         """A message of ``nbytes`` begins to come."""
-        arrival = Arrival(source, (tag, rail), nbytes)
+        arrival = Arrival(source, (tag, rail), nbytes, None, stamp)
+        if stamp:
+            arrival.into = memoryview(bytearray(nbytes))
+            return arrival
         receive = self._take(arrival)
         if receive is None:
             arrival.into = np.empty(nbytes, np.uint8).data
@@ -79,6 +94,11 @@ class Matching:
 
     def complete(self, arrival: Arrival) -> None:
         """All bytes of a message have come."""
+        if arrival.stamp:
+            assert arrival.into is not None
+            tag, rail = arrival.key
+            self.keep(arrival.source, rail, tag, arrival.stamp, arrival.into)
+            return
         receive = arrival.receive
         if receive is not None:
             wrong = None
@@ -89,6 +109,8 @@ class Matching:
     def cut(self, arrival: Arrival) -> None:
         """The rest of a message will not come."""
         receive = arrival.receive
+        if arrival.stamp:
+            return
         if receive is None:
             self._forget(arrival)
             return

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, NoReturn
 from topoccl.collectives.transports.base import ANY_SOURCE
 
 if TYPE_CHECKING:
+    from topoccl.collectives.executor.dtypes import Array
     from topoccl.collectives.transports.base import Message
     from topoccl.collectives.transports.matching import Arrival, Matching
 
-_HEADER = struct.Struct("<QQ")  # tag and bytes of a message
+_HEADER = struct.Struct("<QQQ")  # tag and bytes of a message, and its stamp, 0 for none
 _HELLO = struct.Struct("<8s16sII")  # magic, token, rank, rail: the first bytes on a connection
 _MAGIC = b"topoccl1"
 TOKEN_BYTES = 16
 _BUFFER = 64 * 1024  # bytes read ahead of what is known to come
 _BATCH = 16  # messages that are handed to the kernel at once
+_JOINED = 8 * 1024  # bytes that are sooner copied behind their header than handed over beside it
 _BURST = 1 << 20  # bytes after which another connection has its turn
 _BACKLOG = 4096
 _WAKE = 128 * 1024  # of a long message so many bytes are let come before anybody is woken: each time costs 40 us of processor time
@@ -120,6 +122,31 @@ class Outgoing:
     def queue(self, message: Message) -> None:
         self._waiting.append(message)
 
+    def put(self, tag: int, data: Array, stamp: int) -> memoryview | None:
+        """Sends a short message out of turn, which is only right while this is :attr:`open`; returns what there was no room for.
+        Raises OSError."""
+        nbytes = data.nbytes
+        head = _HEADER.pack(tag, nbytes, stamp)
+        try:
+            left = self._socket.send(head + data.tobytes()) if nbytes <= _JOINED else self._socket.sendmsg((head, data.data))
+        except BlockingIOError:
+            left = 0
+        if left == len(head) + nbytes:
+            return None
+        return whole(tag, data, stamp)[left:]
+
+    @property
+    def open(self) -> bool:
+        """Whether what is sent now leaves now."""
+        return self._ready and not self._views and not self._waiting
+
+    def put_behind(self, rest: memoryview, message: Message) -> None:
+        """Sends ``rest`` after all that waits."""
+        while self._waiting:
+            self._stage(self._waiting.popleft())
+        self._views.append((rest, message))
+        self._staged += len(rest)
+
     def push(self) -> tuple[list[Message], bool]:
         """Sends as much as there is room for: the messages that have left, and whether something is left over. Raises OSError."""
         done: list[Message] = []
@@ -146,7 +173,7 @@ class Outgoing:
                 views[0] = view[left:], message
 
     def _stage(self, message: Message) -> None:
-        head = memoryview(_HEADER.pack(message.tag, message.nbytes))
+        head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
             self._views.append((head, None))
@@ -167,6 +194,11 @@ class Outgoing:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def whole(tag: int, data: Array, stamp: int) -> memoryview:
+    """A message as it goes over a connection."""
+    return memoryview(_HEADER.pack(tag, data.nbytes, stamp) + data.tobytes())
 
 
 class Incoming:
@@ -249,9 +281,13 @@ class Incoming:
             if arrival is None:
                 if have - at < _HEADER.size:
                     break
-                tag, nbytes = _HEADER.unpack_from(buffer, at)
+                tag, nbytes, stamp = _HEADER.unpack_from(buffer, at)
                 at += _HEADER.size
-                arrival = self._arrival = matching.starts(self.source, self._rail, tag, nbytes)
+                if stamp and nbytes <= have - at:
+                    matching.keep(self.source, self._rail, tag, stamp, bytes(buffer[at : at + nbytes]))
+                    at += nbytes
+                    continue
+                arrival = self._arrival = matching.starts(self.source, self._rail, tag, nbytes, stamp)
             count = min(have - at, arrival.nbytes - arrival.at)
             if count:
                 if arrival.into is not None:
@@ -261,7 +297,9 @@ class Incoming:
             if arrival.at == arrival.nbytes:
                 self._arrival = None
                 matching.complete(arrival)
-        if at:
+        if at == have:
+            self._have = 0
+        elif at:
             buffer[: have - at] = bytes(buffer[at:have])
             self._have = have - at
 

@@ -10,6 +10,7 @@ cores that other ranks need. Here the kernel wakes whoever waits, and data leave
   receive of an earlier one.
 * Data leave no faster than the way to the peer carries (:class:`Pace`). Else they queue up ahead of its narrowest link, and where data go
   both ways the acknowledgements of one direction wait in the queue of the other: a window that fills the link alone then fills half.
+* Stamped messages are sent at once where nothing waits to leave, and lie in inboxes by sender, rail and tag until they are taken.
 * Whoever waits for messages first becomes the *driver*, who sleeps in ``epoll`` and serves all connections; the other threads sleep until
   the driver has news, or until it leaves and one of them takes its place.
 """
@@ -23,14 +24,18 @@ import time
 import weakref
 from collections.abc import Sequence
 from threading import Condition, Lock
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Inbox, Medium, Message, Put, Request, Rest, Transport
 from topoccl.collectives.transports.matching import Matching
-from topoccl.collectives.transports.sockets import Incoming, Listener, Outgoing, PeerLost
+from topoccl.collectives.transports.sockets import Incoming, Listener, Outgoing, PeerLost, whole
 
 _CONNECT_CHECK = 1.0  # seconds between two looks at connections that are not made yet
+_NOTHING = np.empty(0, np.uint8)
 _COARSE = 5e-3  # seconds from which epoll's own clock, of milliseconds, is fine enough
 
 
@@ -71,6 +76,7 @@ class TcpMedium(Medium):
 
     name = "tcp"
     max_group = (1 << 31) - 1
+    stamps = True
 
     def __init__(
         self,
@@ -137,10 +143,10 @@ class TcpMedium(Medium):
         """The connection on which this rank sends to ``peer``; begins to make it if there is none."""
         if peer in self._lost:
             raise TransportError(f"{message.endpoint}: cannot {message}: {self._lost[peer]}")
+        if self._closed:
+            raise TransportError(f"{message.endpoint}: cannot {message}: the transport is closed")
         link = self._outgoing.get((peer, rail))
         if link is None:
-            if self._closed:
-                raise TransportError(f"{message.endpoint}: cannot {message}: the transport is closed")
             try:
                 link = Outgoing(peer, self._book[peer][rail], self._own[rail], self._token, self.rank, rail, self._pace(peer, rail))
             except OSError as error:
@@ -151,6 +157,71 @@ class TcpMedium(Medium):
             self._connecting.add(link)
             self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
         return link
+
+    # Stamped messages
+
+    def outlet(self, endpoint: Endpoint, peer: int, tag: int, rail: int) -> Put:
+        outgoing, lost, lock, key = self._outgoing, self._lost, self._lock, (peer, rail)
+
+        def put(data: npt.NDArray[Any], stamp: int) -> Request | None:
+            with lock:
+                link = outgoing.get(key)
+                if link is not None and link.open and peer not in lost and not self._closed:
+                    try:
+                        rest = link.put(tag, data, stamp)
+                    except OSError as error:
+                        self._lose(peer, _closed(f" ({error.strerror or error})"))
+                    else:
+                        if rest is None:
+                            return None
+                        return self._put_behind(link, rest, Rest(endpoint, True, peer, tag, data.view(np.uint8), rail))
+                message = Rest(endpoint, True, peer, tag, data.view(np.uint8), rail)
+                return self._put_behind(self._link(peer, rail, message), whole(tag, data, stamp), message)
+
+        return put
+
+    def _put_behind(self, link: Outgoing, rest: memoryview, message: Rest) -> Request:
+        link.put_behind(rest, message)
+        self._push(link)
+        return message
+
+    def inbox(self, peer: int, tag: int, rail: int) -> Inbox:
+        return self._matching.inboxes[peer, rail, tag]
+
+    def fill(self, endpoint: Endpoint, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
+        end = 0.0
+        left = timeout
+        while not inbox:
+            with self._lock:
+                if inbox:
+                    return
+                if self._closed or (peer, rail) not in self._outgoing or peer in self._lost:
+                    self._look_for(endpoint, peer, rail)
+                drive = not self._driving
+                if drive:
+                    self._driving = True
+                else:
+                    self._sleepers += 1
+                    self._news.wait(left)
+                    self._sleepers -= 1
+            if drive:
+                self._drive(left)
+                if inbox:
+                    return
+            now = time.monotonic()
+            end = end or now + timeout
+            left = end - now
+            if left <= 0:
+                return
+
+    def _look_for(self, endpoint: Endpoint, peer: int, rail: int) -> None:
+        """Raises TransportError when nothing can come from ``peer``."""
+        if self._closed or not (peer in self._lost and self._coming(peer)):
+            self._link(peer, rail, Rest(endpoint, False, peer, 0, _NOTHING, rail))
+
+    def forget_stamped(self, group: int) -> None:
+        with self._lock:
+            self._matching.forget_stamped(lambda tag: tag >> TAG_BITS == group)
 
     # Connections
 

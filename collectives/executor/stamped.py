@@ -1,0 +1,133 @@
+"""Short calls between hosts: a rank's steps one after the other, with messages that say which call they belong to.
+
+A short call's time is processor time of its messages. So its steps are run in one order, without lanes; what they send leaves at once and
+what they receive is taken where it arrived. Each message bears the *stamp* of its call, which no other call of the group has: where a
+schedule lets every rank hear from all others before it ends (:func:`~topoccl.algorithms.hearing.everyone_hears`), the stamps alone tell
+that all ranks have made the same call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import numpy as np
+
+from topoccl.collectives.errors import CollectiveTimeout, TransportError
+from topoccl.collectives.executor.actions import Act, Bufs
+from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.transports.base import Inbox, Put, Request, Transport
+
+if TYPE_CHECKING:
+    from topoccl.collectives.executor.dtypes import DType
+    from topoccl.collectives.executor.run import Runner
+
+_PATIENCE = 0.05
+
+_Take = tuple[Inbox, int, int, int, int, int, int]  # and its peer and rail; buffer, where from and where to in elements, bytes
+_Give = tuple[Put, int, int, int]  # and buffer, where from and where to
+_Step = tuple[tuple[Mark, ...], tuple[_Take, ...], Act | None, tuple[Mark, ...], tuple[_Give, ...]]
+
+
+class Calls(Protocol):
+    """What keeps the calls of a group in step."""
+
+    def assemble(self) -> int:
+        """Returns when all ranks of this host have made the present call: its stamp."""
+
+    def doubt(self) -> NoReturn:
+        """For who has met a message of another call: raises when it is known who calls what."""
+
+
+class Stamped:
+    """A :class:`Program` with messages over a transport that stamps them, in one segment.
+
+    Args:
+        program: whose ``lanes`` are run.
+        order: the index of each step in the order in which they are run.
+        transport: of the group.
+        dtype: of the elements.
+    """
+
+    def __init__(self, program: Program, order: Sequence[int], transport: Transport, dtype: DType) -> None:
+        self._transport = transport
+        self._waits_for = program.waits_for
+        self.traffic: dict[int, Traffic] = {}  # over the transport by peer, in one run
+        item_of = {item.step: item for lane in program.lanes for item in lane}
+        self._steps: list[_Step] = [self._step(item_of[step], dtype) for step in order]
+
+    def _step(self, item: Item, dtype: DType) -> _Step:
+        size = dtype.itemsize
+        takes, gives = [], []
+        for m in item.receives:
+            takes.append((self._transport.inbox(m.peer, m.tag, m.rail), m.peer, m.rail, m.buf, m.lo, m.hi, (m.hi - m.lo) * size))
+            row = self._row(m)
+            row.received_messages += 1
+            row.received_bytes += (m.hi - m.lo) * size
+        for m in item.sends:
+            gives.append((self._transport.outlet(m.peer, m.tag, m.rail), m.buf, m.lo, m.hi))
+            row = self._row(m)
+            row.sent_messages += 1
+            row.sent_bytes += (m.hi - m.lo) * size
+        return item.guards, tuple(takes), item.act, item.signals, tuple(gives)
+
+    def _row(self, message: NetMessage) -> Traffic:
+        return self.traffic.setdefault(message.peer, Traffic())
+
+    def run(self, runner: Runner, calls: Calls, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
+        """As :meth:`Runner.run`; raises also what ``calls`` does."""
+        stamp = calls.assemble()
+        flags = runner.flags
+        end = 0.0
+        left: list[Request] = []
+        for guards, takes, act, signals, gives in self._steps:
+            for word, count in guards:
+                if flags[word] < base + count:
+                    runner.wait(word, base + count, timeout, what, self._waits_for)
+            for inbox, peer, rail, buf, lo, hi, nbytes in takes:
+                if not inbox:
+                    end = end or time.monotonic() + timeout
+                    self._await(inbox, peer, rail, runner, end, timeout, what)
+                found, data = inbox.popleft()
+                if found != stamp or len(data) != nbytes:
+                    calls.doubt()
+                if nbytes:
+                    target = bufs[buf]
+                    target[lo:hi] = np.frombuffer(data, target.dtype)
+            if act is not None:
+                act(bufs)
+            for word, count in signals:
+                flags[word] = base + count
+            for put, buf, lo, hi in gives:
+                rest = put(bufs[buf][lo:hi], stamp)
+                if rest is not None:
+                    left.append(rest)
+        if left:
+            self._let_leave(left, runner, end or time.monotonic() + timeout, timeout, what)
+
+    def _await(self, inbox: Inbox, peer: int, rail: int, runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
+        while True:
+            try:
+                self._transport.fill(inbox, peer, rail, _PATIENCE)
+            except TransportError as error:
+                raise TransportError(f"{what()} failed: {error}") from error
+            if inbox:
+                return
+            self._look(runner, end, timeout, what, f"rank {peer}")
+
+    def _let_leave(self, left: list[Request], runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
+        """Waits until all messages have left: nobody may look after the connections afterwards."""
+        for rest in left:
+            while not rest.done:
+                self._look(runner, end, timeout, what, "its own sends")
+                self._transport.progress([rest], _PATIENCE)
+            if rest.error is not None:
+                raise TransportError(f"{what()} failed: {rest.error}") from rest.error
+
+    def _look(self, runner: Runner, end: float, timeout: float, what: Callable[[], str], waiting_for: str) -> None:
+        if runner.aborted is not None:
+            raise runner.aborted
+        runner.watch()
+        if time.monotonic() > end:
+            raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {waiting_for}")
