@@ -17,8 +17,8 @@ from topoccl.algorithms.forest.scaling import GOOD, shrink
 from topoccl.algorithms.forest.splitting import Splitter, feasible
 from topoccl.algorithms.forest.spreading import Spread
 from topoccl.algorithms.forest.trees import Piece
+from topoccl.algorithms.forest.trimming import trimmed
 from topoccl.algorithms.forest.ways import Arc, Way, WayMap
-from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, host_groups, network_of
 from topoccl.topology.graph import Topology
@@ -99,11 +99,8 @@ def _part(row: Sequence[tuple[Fraction, Way]], skip: Fraction, width: Fraction) 
 
 def _best(network: Network, weights: dict[int, int], k: int) -> Spread:
     """The fastest out-trees with roots of these weights."""
-    blocks, capacity, _ = tightest(network, weights, network.ranks)
-    rate = Fraction(capacity, blocks)
-    # No more than everything ever crosses a link once for each vertex; memory is often a hundred times wider than that.
-    enough = rate * sum(weights.values()) * len(network.names)
-    widths = {arc: min(Fraction(width), enough) for arc, width in zip(network.arcs, network.capacity, strict=True)}
+    rate, capacities = trimmed(network, weights)
+    widths = dict(zip(network.arcs, capacities, strict=True))
     ways = {arc: _part(row, Fraction(0), widths[arc]) for arc, row in zip(network.arcs, _branches(network), strict=True)}
     return _spread(widths, ways, {vertex: rate * weight for vertex, weight in weights.items()}, network.ranks, k)
 

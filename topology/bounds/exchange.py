@@ -223,7 +223,7 @@ def best_exchange(network: Network, publish: bool = True, groups: Iterable[Colle
     p, e = programme.ranks, programme.arcs
     solutions = [start]
     if sum(start[:p]) < rate:
-        solutions.append(_fractions(result.x * programme.scale))
+        solutions.append(small_fractions(result.x * programme.scale))
         if not publish:
             solutions.insert(1, _spread_out(programme))
     for solution in solutions:
@@ -241,14 +241,14 @@ def _spread_out(programme: _Programme) -> list[Fraction]:
         if not programme.separate(result.x[:size]):
             break
         result = programme.solve(spread=True)
-    return _fractions(result.x[:size] * programme.scale)
+    return small_fractions(result.x[:size] * programme.scale)
 
 
 def _prove(programme: _Programme, result: Any) -> tuple[Fraction, tuple[WeightedCut, ...], tuple[Fraction, ...]]:
     """The rate that the dual solution, rounded, proves to be an upper limit: right whatever the rounding, tight if it was good."""
     network = programme.network
-    duals = _fractions(-result.ineqlin.marginals[: len(programme.cuts)])
-    potentials = _fractions(-result.eqlin.marginals) if programme.forwarding else []
+    duals = small_fractions(-result.ineqlin.marginals[: len(programme.cuts)])
+    potentials = small_fractions(-result.eqlin.marginals) if programme.forwarding else []
     weights = [max(Fraction(0), dual) for dual in duals]
     covered = {vertex: Fraction(0) for vertex in network.ranks}
     needed = {up: [Fraction(0)] * programme.arcs for up in (False, True)}
@@ -301,7 +301,7 @@ def _reaches(programme: _Programme, roots: Sequence[Fraction], down: Sequence[Fr
     return True
 
 
-def _fractions(values: Floats) -> list[Fraction]:
+def small_fractions(values: Floats) -> list[Fraction]:
     """``values`` as fractions with one small denominator, the smallest that fits; the nearest ones of a large denominator else."""
     flat = np.asarray(values, dtype=np.float64)
     distinct = np.unique(flat)
