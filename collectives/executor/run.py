@@ -25,7 +25,7 @@ _ALWAYS = -1
 _NO_FLAGS = memoryview(b"\0" * 8).cast("q")
 _POLL = 100e-6  # first sleep on the transport while a lane waits for shared memory,
 _LONGEST_POLL = 1e-3  # longest,
-_PATIENCE = 0.05  # and when none does
+_PATIENCE = 0.25  # and when none does
 
 
 class Runner:
