@@ -23,6 +23,7 @@ from topoccl.collectives.executor.dtypes import Array, DType, elements
 from topoccl.collectives.executor.pool import empty, pool
 from topoccl.collectives.executor.program import Program, Traffic
 from topoccl.collectives.executor.run import Runner
+from topoccl.collectives.executor.straight import Source, Straight, add_steps
 from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.hosts import Neighbours, meet
 from topoccl.collectives.logging import Level, Subsystem
@@ -87,7 +88,6 @@ class Communicator:
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
-        self._undrained: list[tuple[Program, int] | None] = [None, None]  # the last run of either parity, and what its counters began at
         self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
         self._uncounted: list[Program] = []  # have been run since their traffic was added to that
         self._last: Plan | None = None
@@ -385,7 +385,6 @@ class Communicator:
         self._runner.forget()
         self._repeats.clear()
         self._count_traffic()
-        self._undrained = [None, None]
         del self._planner, self._arena
         if self._last is not None:
             self._last = Plan(self._last.agreed, self._last.segments, self._last.fingerprint, _no_program)
@@ -459,7 +458,29 @@ class Communicator:
             self._last = plan = found[0].plan
             self._recent[number % _RECENT] = plan.fingerprint
             return True
-        self._worker.run(self._make_again, found, self.timeout if timeout is None else self._limit(timeout))
+        known, inp, out = found
+        limit = self.timeout if timeout is None else timeout if timeout == self._checked else self._limit(timeout)
+        worker = self._worker
+        straight = known.straight
+        if straight is None or worker.open or worker.owner:
+            worker.run(self._make_again, found, limit)
+            return True
+        with worker.turn:
+            if self._broken is not None:
+                self._raise_broken()
+            self._calls = number = self._calls + 1
+            self._last = plan = known.plan
+            self._recent[number % _RECENT] = plan.fingerprint
+            parity = number & 1
+            program = plan.programs[parity]
+            assert program is not None
+            try:
+                straight[parity](inp.copy() if known.copies else inp, out, number, limit)
+            except BaseException as error:
+                self._give_up(error)
+            if not program.runs:
+                self._uncounted.append(program)
+            program.runs += 1
         return True
 
     def _make_again(self, found: tuple[Known, Array, Array], limit: float) -> None:
@@ -467,6 +488,27 @@ class Communicator:
         plan = known.plan
         self._begin(plan.fingerprint, limit, 0, plan.stamped)
         self._run(plan, inp.copy() if known.copies else inp, out, known.dtype, limit)
+        if known.waits:
+            known.waits -= 1
+            if not known.waits:
+                known.straight = self._straight(plan)
+
+    def _straight(self, plan: Plan) -> tuple[Straight, Straight] | None:
+        """Functions that do all that :meth:`_begin` and :meth:`_run` do for a plan, where all ranks share memory and steps are few."""
+        control, runner, made = self._control, self._runner, []
+        if control is None or not control.hears_words:
+            return None
+        for parity in (0, 1):
+            program = plan.program(parity)
+            if program.short is None:
+                return None
+            source = Source()
+            control.write_begin(source, plan.fingerprint, parity)
+            source.add(f"base = number << {_CALL_BITS}")
+            add_steps(source, program.short, runner.flags, runner.waiting(program, self._describe))
+            control.write_end(source, parity)
+            made.append(source.function("inp, out, number, limit"))
+        return made[0], made[1]
 
     def _begin_and_run(self, plan: Plan, bound: Bound, limit: float) -> None:
         self._begin(plan.fingerprint, limit, 0, plan.stamped)
@@ -529,7 +571,11 @@ class Communicator:
             plan = self._plan(key, call, spec, nbytes, counts.reshape(-1).tolist(), bound, None, limit)
         self._run_bound(plan, bound, limit)
 
-    # Every call goes through _begin, _plan unless its plan is known, and _run.
+    # Every call goes through _begin, _plan unless its plan is known, and _run, or through a function that is made of these.
+
+    def _raise_broken(self) -> NoReturn:
+        why = str(self._broken) or type(self._broken).__name__  # an interrupt says nothing
+        raise TopocclError(f"group {self.name} cannot be used any more: {why}") from self._broken
 
     def _begin(self, call: Fingerprint, limit: float, word: int = 0, stamped: bool = False) -> None:
         if self._begun:
@@ -538,8 +584,7 @@ class Communicator:
         if self._name is not None:
             call = part(self._name, call.text)
         if self._broken is not None:
-            why = str(self._broken) or type(self._broken).__name__  # an interrupt says nothing
-            raise TopocclError(f"group {self.name} cannot be used any more: {why}") from self._broken
+            self._raise_broken()
         self._calls = number = self._calls + 1
         self._recent[number % _RECENT] = call
         if self._control is not None:
@@ -592,12 +637,7 @@ class Communicator:
         try:
             program = plan.programs[parity] or plan.program(parity)
             scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * dtype.itemsize, dtype)
-            undrained = self._undrained[parity]
-            if undrained is not None:
-                runner.drain(*undrained, limit, self._describe)
-            base = number << _CALL_BITS
-            runner.run(program, (inp, out, scratch), base, limit, self._describe)
-            self._undrained[parity] = (program, base)
+            runner.run(program, (inp, out, scratch), number << _CALL_BITS, limit, self._describe)
             if control is not None:
                 control.end()
         except BaseException as error:

@@ -73,47 +73,52 @@ class Worker:
 
     A call on an idle group runs in the caller's thread; asynchronous calls, and those that come while such are open, run in
     order on a thread of the worker. Calls made inside a call or by a callback of one belong to it and run at once.
+
+    Attributes:
+        turn: held while a call runs. Who finds none open and no owner may take it and make a call that makes no others.
+        open: how many calls were submitted and have not ended.
+        owner: the thread whose call may make others, which run at once; 0 for none.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._turn = threading.Lock()
-        self._owner = 0  # the thread that has the turn
+        self.turn = threading.Lock()
+        self.owner = 0
         self._wake = threading.Condition(threading.Lock())
         self._queue: deque[tuple[Callable[[], Any], Pending]] = deque()
-        self._open = 0
+        self.open = 0
         self._thread: threading.Thread | None = None
         self._closing = False
 
     @property
     def busy(self) -> bool:
         """Whether a call runs or waits for its turn."""
-        return bool(self._open or self._owner)
+        return bool(self.open or self.owner)
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Runs ``call(*args)`` after all earlier ones and returns its result."""
         me = get_ident()
-        if self._owner == me:
+        if self.owner == me:
             return call(*args)
-        if self._open:
+        if self.open:
             return self.submit(partial(call, *args)).wait()
-        with self._turn:
-            self._owner = me
+        with self.turn:
+            self.owner = me
             try:
                 return call(*args)
             finally:
-                self._owner = 0
+                self.owner = 0
 
     def submit(self, call: Callable[[], Any]) -> Pending:
         """Begins ``call`` after all earlier ones."""
         pending = Pending()
-        if self._owner == get_ident():
+        if self.owner == get_ident():
             self._carry_out(call, pending, None)
             return pending
         with self._wake:
             if self._closing:
                 raise RuntimeError(f"{self.name} is closed")
-            self._open += 1
+            self.open += 1
             self._queue.append((call, pending))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
@@ -130,10 +135,10 @@ class Worker:
                         return
                     self._wake.wait()
                 call, pending = self._queue.popleft()
-            with self._turn:
-                self._owner = me
+            with self.turn:
+                self.owner = me
                 self._carry_out(call, pending, self._retire)
-                self._owner = 0
+                self.owner = 0
             del call, pending
 
     def _carry_out(self, call: Callable[[], Any], pending: Pending, retire: Callable[[], None] | None) -> None:
@@ -146,7 +151,7 @@ class Worker:
 
     def _retire(self) -> None:
         with self._wake:
-            self._open -= 1
+            self.open -= 1
 
     def close(self, timeout: float) -> bool:
         """Lets open calls end, then stops the thread; False if they did not end in time."""

@@ -87,10 +87,49 @@ def _take(ref: Ref, bufs: Bufs) -> Array:
     return bufs[ref[0]][ref[1] : ref[2]] if isinstance(ref, tuple) else ref
 
 
-def copy_act(src: Ref, dst: Ref, whole: Whole) -> Act:
-    """Copies one range; neither is a peer's. What is all of a buffer is not sliced: that is a good part of a short call."""
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies one range to another; neither is a peer's."""
+
+    src: Local | Array
+    dst: Local | Array
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Folds several ranges into one; none is a peer's."""
+
+    kernel: Fold
+    operands: tuple[Local | Array, ...]
+    dst: Local | Array
+
+
+Move = Copy | Folding | Act
+"""What a step does, one thing after the other: as it can be looked at, or ready to be called where peers' buffers are read."""
+
+
+def copy(src: Ref, dst: Ref) -> Copy:
     assert not isinstance(src, Remote)
     assert not isinstance(dst, Remote)
+    return Copy(src, dst)
+
+
+def folding(kernel: Fold, operands: Sequence[Ref], dst: Ref) -> Folding:
+    into, *local = [ref for ref in (dst, *operands) if not isinstance(ref, Remote)]
+    return Folding(kernel, tuple(local), into)
+
+
+def act_of(move: Move, whole: Whole) -> Act:
+    """A move as a callable."""
+    if isinstance(move, Copy):
+        return _copy_act(move.src, move.dst, whole)
+    if isinstance(move, Folding):
+        return _fold_act(move.kernel, move.operands, move.dst, whole)
+    return move
+
+
+def _copy_act(src: Local | Array, dst: Local | Array, whole: Whole) -> Act:
+    """What is all of a buffer is not sliced: that is a good part of a short call."""
     if isinstance(src, tuple):
         b, lo, hi = src
         all_of_src = (lo, hi) == (0, whole[b])
@@ -125,10 +164,7 @@ def copy_act(src: Ref, dst: Ref, whole: Whole) -> Act:
     return pass_on
 
 
-def fold_act(kernel: Fold, operands: Sequence[Ref], dst: Ref, whole: Whole) -> Act:
-    """Folds several ranges into one; none is a peer's."""
-    local: list[Local | Array] = [ref for ref in (dst, *operands) if not isinstance(ref, Remote)]
-    target, *sources = local
+def _fold_act(kernel: Fold, sources: Sequence[Local | Array], target: Local | Array, whole: Whole) -> Act:
     if len(sources) == 2:
         return _fold_two(kernel, target, sources[0], sources[1], whole)
 

@@ -117,9 +117,16 @@ def flat(data: Any, dtype: DType) -> Array:
 
 
 def memory_of(tensor: Any, address: int, count: int, dtype: DType) -> Array:
-    """The ``count`` elements of a tensor that begin at ``address`` as an array."""
+    """The ``count`` elements of a tensor that begin at ``address`` as an array, which keeps the tensor alive."""
     memory: Any = _Memory.from_address(address)
-    memory.owner = tensor  # the array keeps the tensor alive
+    memory.owner = tensor
+    result: Array = np.ndarray(count, dtype.carrier, memory)
+    return result
+
+
+def memory_at(address: int, count: int, dtype: DType) -> Array:
+    """As :func:`memory_of`, of what the caller keeps alive as long as the array is looked at."""
+    memory: Any = _Memory.from_address(address)
     result: Array = np.ndarray(count, dtype.carrier, memory)
     return result
 

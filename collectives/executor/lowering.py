@@ -9,11 +9,11 @@ from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor import actions
-from topoccl.collectives.executor.actions import Act, Frame, Ref, Remote, aligned_pieces, copy_act, fold_act, length, sequence
+from topoccl.collectives.executor.actions import Frame, Move, Ref, Remote, act_of, aligned_pieces, copy, folding, length, sequence
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.program import AHEAD, Item, Mark, NetMessage, Program, Step, Traffic
+from topoccl.collectives.executor.program import AHEAD, SHORT, Item, Mark, NetMessage, Program, Short, Shows, Step, Traffic
 from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
@@ -132,8 +132,8 @@ class Lowering:
             view = self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)
         return view, guards, (self._word(ring.owner, ring.line), at + 1)
 
-    def _take(self, step: int, peer: int, segment: int, elems: int) -> tuple[list[Ref], Mark, Mark]:
-        """Where a message lies, the counter that announces it, and the one that says that it was read."""
+    def _take(self, step: int, peer: int, segment: int, elems: int) -> tuple[list[Ref], Mark, Mark | None]:
+        """Where a message lies, the counter that announces it, and the one that says that it was read, if anybody asks."""
         ring, index = self.wiring.received(step, peer)
         at = segment * len(ring.steps) + index
         published = self._word(ring.owner, ring.line)
@@ -146,7 +146,8 @@ class Lowering:
         else:
             depth = self.layout.depth[id(ring)]
             refs = [self._slot_view(ring.owner, self.layout.offset[id(ring)] + at % depth * self.layout.slot[id(ring)], elems)]
-        return refs, (published, at + 1), (taken, at + 1)
+        asked = self.layout is None or len(ring.steps) * self.geometry.segments > self.layout.depth[id(ring)]
+        return refs, (published, at + 1), (taken, at + 1) if asked else None
 
     def _remote(self, step: int, peer: int, segment: int) -> list[Ref]:
         """The value of a peer's step, where it lies in the peer's buffers."""
@@ -211,7 +212,8 @@ class Lowering:
             elif off in self.wiring.local:
                 message, published, taken = self._take(step, off, segment, elems)
                 guards.append(published)
-                signals.append(taken)
+                if taken is not None:
+                    signals.append(taken)
                 operands.append(message)
             else:
                 assert self.hazards is not None
@@ -231,11 +233,11 @@ class Lowering:
             guards.extend(room)
             signals.append(announced)
         guards.extend(self._unread(step, segment))
-        acts: list[Act] = []
+        moves: list[Move] = []
         value = operands[0] if operands else None
         if value is not None:
             if self.frame is not None and dst is not None:
-                acts += self._pulls(operands, dst, lane, elems, self.frame)
+                moves += self._pulls(operands, dst, lane, elems, self.frame)
                 value = dst
             elif len(operands) > 1:
                 assert self.kernel is not None
@@ -248,20 +250,20 @@ class Lowering:
                     temp, key = self._temp(lane, "fold", elems)
                     item.awaits += self._previous(key, item, remote)
                     into = [temp]
-                acts += [fold_act(self.kernel, row[1:], row[0], self.whole) for row in aligned_pieces([into, *operands])]
+                moves += [folding(self.kernel, row[1:], row[0]) for row in aligned_pieces([into, *operands])]
                 value = into
             if dst is not None and value is not dst and not in_dst:
-                acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, dst])]
+                moves += [copy(*row) for row in aligned_pieces([value, dst])]
                 value = dst
             elif dst is not None:
                 value = dst
             if slot is not None and not (len(value) == 1 and value[0] is slot):
-                acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, [slot]])]
+                moves += [copy(*row) for row in aligned_pieces([value, [slot]])]
             if remote:
                 if len(value) != 1 or not isinstance(value[0], tuple):
                     packed, key = self._temp(lane, "pack", elems)
                     item.awaits += self._previous(key, item, remote)
-                    acts += [copy_act(row[0], row[1], self.whole) for row in aligned_pieces([value, [packed]])]
+                    moves += [copy(*row) for row in aligned_pieces([value, [packed]])]
                     value = [packed]
                 source = value[0]
                 assert isinstance(source, tuple)
@@ -271,10 +273,12 @@ class Lowering:
         item.signals = tuple(signals)
         item.receives = tuple(receives)
         item.staged = not in_dst
-        item.act = sequence(acts) if elems else None
+        if elems:
+            item.moves = tuple(moves)
+            item.act = sequence([act_of(move, self.whole) for move in moves])
         return item
 
-    def _pulls(self, operands: list[list[Ref]], dst: list[Ref], lane: int, elems: int, frame: Frame) -> list[Act]:
+    def _pulls(self, operands: list[list[Ref]], dst: list[Ref], lane: int, elems: int, frame: Frame) -> list[Move]:
         """Fetches, copies or folds ``operands`` into ``dst`` when peers' are read where they are."""
         itemsize = self.dtype.itemsize
         apart = [bool(at >= 2 and self._late_operand_in(dst, [[], [], operand])) for at, operand in enumerate(operands)]
@@ -283,22 +287,22 @@ class Lowering:
         if len(operands) > 1 and moved:
             piece = max(min(_PIECE, _PIECES // moved), _LEAST_PIECE) // itemsize
             temp, _ = self._temp(lane, "pull", min(piece, max(elems, 1)) * moved)
-        acts: list[Act] = []
+        moves: list[Move] = []
         for into, *row in aligned_pieces([dst, *operands]):
             assert isinstance(into, tuple)
             if len(row) == 1:
                 first = row[0]
                 if isinstance(first, Remote):
-                    acts.append(actions.pull_act(first, into, frame, itemsize))
+                    moves.append(actions.pull_act(first, into, frame, itemsize))
                 elif first != into:
-                    acts.append(copy_act(first, into, self.whole))
+                    moves.append(copy(first, into))
                 continue
             assert self.kernel is not None
             if isinstance(temp, tuple):
-                acts.append(actions.pull_fold_act(self.kernel, row, into, apart, temp, frame, itemsize))
+                moves.append(actions.pull_fold_act(self.kernel, row, into, apart, temp, frame, itemsize))
             else:
-                acts.append(fold_act(self.kernel, row, into, self.whole))
-        return acts
+                moves.append(folding(self.kernel, row, into))
+        return moves
 
     def _late_operand_in(self, dst: list[Ref], operands: list[list[Ref]]) -> bool:
         """Whether an operand after the second may share storage with ``dst``: a fold into it would destroy that operand."""
@@ -331,13 +335,17 @@ class Lowering:
         shows = None
         if self.frame is not None:
             assert self.site.arena is not None
-            shows = self.site.arena.shown(self.site.member[rank], self.parity), self.frame
-        drained = tuple(
-            (self._word(rank, ring.line + 1 + i), self.geometry.segments * len(ring.steps))
-            for ring in self.wiring.rings.get(rank, ())
-            for i in range(len(ring.readers))
-        )
-        return Program(items, flat, self.scratch, drained, shows, self.waits_for, self.traffic)
+            drained = tuple(
+                (self._word(rank, ring.line + 1 + i), self.geometry.segments * len(ring.steps))
+                for ring in self.wiring.rings.get(rank, ())
+                for i in range(len(ring.readers))
+            )
+            shows = Shows(self.site.arena.shown(self.site.member[rank], self.parity), self.frame, drained)
+        short = None
+        if flat is not None and len(flat) <= SHORT and not self.scratch and shows is None:
+            ordered = self._flatten(items, position, length_of)
+            short = Short([(item.guards, item.moves, item.signals) for item in ordered], self.whole)
+        return Program(items, flat, self.scratch, shows, self.waits_for, self.traffic, short)
 
     def _networked(self, lanes: Sequence[int]) -> bool:
         """Whether this rank has messages to or from ranks whose memory it does not share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from topoccl.collectives.executor.actions import Act, Frame
+from topoccl.collectives.executor.actions import Act, Frame, Move, Whole
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.stamped import Stamped
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 AHEAD = 8
 """Up to how many items behind the one at work may have their receives posted."""
+SHORT = 40
+"""The most steps of a program that is worth a function of its own."""
 
 Mark = tuple[int, int]  # (index of a counter in the arena, messages counted within this call)
 
@@ -36,6 +38,7 @@ class Item:
     Attributes:
         guards: counters that must have been reached: data of local peers, and free slots to publish into.
         act: the data movement, or None.
+        moves: what ``act`` does.
         signals: counters to set afterwards.
         deps: (lane, position) pairs that must be complete first; only looked at when lanes run side by side.
         receives: messages to receive before ``act``.
@@ -49,6 +52,7 @@ class Item:
     step: int
     guards: tuple[Mark, ...] = ()
     act: Act | None = None
+    moves: tuple[Move, ...] = ()
     signals: tuple[Mark, ...] = ()
     deps: tuple[tuple[int, int], ...] = ()
     receives: tuple[NetMessage, ...] = ()
@@ -74,6 +78,30 @@ class Traffic:
     received_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """Peers read straight from this rank's buffers while it runs.
+
+    Attributes:
+        line: where in the arena's counters it shows them.
+        frame: what its own reads of others' must know.
+        drained: counters that tell, with their final values, that all readers have taken this run's messages, which ends it.
+    """
+
+    line: int
+    frame: Frame
+    drained: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A program of few steps, as :mod:`~topoccl.collectives.executor.straight` makes a function of it: what each waits for, does and
+    announces, and the elements of the whole buffers."""
+
+    steps: list[tuple[tuple[Mark, ...], tuple[Move, ...], tuple[Mark, ...]]]
+    whole: Whole
+
+
 @dataclass(slots=True, eq=False)
 class Program:
     """One rank's lowered schedule.
@@ -83,11 +111,10 @@ class Program:
         flat: all items in one order in which they can be run one after the other without deadlock; None when messages go over
             the transport, which lanes in shared memory must not wait behind.
         scratch: elements of scratch that a run needs.
-        drained: counters that tell, with their final values, that all readers have taken this run's messages.
-        shows: where in the arena's counters this rank shows its buffers to peers, who read straight from them, and what those reads
-            must know; None when messages go through slots. A run that shows its buffers ends only when it is drained.
+        shows: how peers read this rank's buffers; None when messages go through slots.
         waits_for: the rank that sets a counter, for messages about waits that take too long.
         traffic: messages through shared memory by peer, in one run.
+        short: what it does where that is little, in memory that is shared, and needs no scratch.
         runs: how often it has been run since its traffic was last counted.
         stamped: how a short call with messages over the transport is run instead.
     """
@@ -95,9 +122,9 @@ class Program:
     lanes: list[list[Item]]
     flat: list[Step] | None
     scratch: int
-    drained: tuple[Mark, ...]
-    shows: tuple[int, Frame] | None
+    shows: Shows | None
     waits_for: dict[int, int]
     traffic: dict[int, Traffic]
+    short: Short | None = None
     runs: int = 0
     stamped: Stamped | None = None

@@ -7,6 +7,7 @@ as in C. AVG is a SUM whose result is divided by the number of ranks at the end 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,19 @@ class Fold:
     Args:
         two: folds two operands: ``two(destination, a, b)``.
         several: folds more than two; None where that is one after the other.
+        direct: what ``two`` comes down to, if that is one call: the function and first arguments, before ``a, b, out=destination``.
+
+    Not for several threads at once.
     """
 
-    __slots__ = ("_several", "two")
+    __slots__ = ("_several", "direct", "two")
 
-    def __init__(self, two: Two, several: Callable[[Array, Sequence[Array]], None] | None = None) -> None:
+    def __init__(
+        self, two: Two, several: Callable[[Array, Sequence[Array]], None] | None = None, direct: tuple[Any, ...] = ()
+    ) -> None:  # fmt: skip
         self.two = two
         self._several = several
+        self.direct = direct
 
     def __call__(self, dst: Array, operands: Sequence[Array]) -> None:
         if self._several is not None and len(operands) > 2:
@@ -43,12 +50,6 @@ class Fold:
 OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _KNOWN_OPS = frozenset(OPS)
 
-try:  # What np.errstate does, without making its object anew for each call: a tenth of the time.
-    from numpy._core.umath import _extobj_contextvar, _make_extobj
-
-    _ERRORS: Any = (_extobj_contextvar, _make_extobj(all="ignore"))
-except (ImportError, TypeError):
-    _ERRORS = None
 
 _UFUNCS: dict[str, Any] = {
     "sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -102,34 +103,31 @@ def fold_kernel(op: str, dtype: DType) -> Fold:
         ufunc = _UFUNCS[op]
 
     if dtype.is_floating or dtype.is_complex:
-        return Fold(_silent(ufunc))
+        return _silent(ufunc)
 
     def two(dst: Array, a: Array, b: Array) -> None:
         ufunc(a, b, out=dst)
 
-    return Fold(two)
+    return Fold(two, direct=(ufunc,))
 
 
-def _silent(ufunc: Any) -> Two:
+def _silent(ufunc: Any) -> Fold:
     """Lets sums overflow and infinities cancel without a warning, as torch, MPI and C do."""
-    if _ERRORS is None:
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # where this belongs to a thread, not to a context
 
         def guarded(dst: Array, a: Array, b: Array) -> None:
             with np.errstate(all="ignore"):
                 ufunc(a, b, out=dst)
 
-        return guarded
-    errors, ignore = _ERRORS
-    begin, end = errors.set, errors.reset
+        return Fold(guarded)
+    context = Context()
+    context.run(np.seterr, all="ignore")
+    run = context.run  # costs nothing, which np.errstate does not
 
-    def fast(dst: Array, a: Array, b: Array) -> None:
-        token = begin(ignore)
-        try:
-            ufunc(a, b, out=dst)
-        finally:
-            end(token)
+    def silent(dst: Array, a: Array, b: Array) -> None:
+        run(ufunc, a, b, out=dst)
 
-    return fast
+    return Fold(silent, direct=(run, ufunc))
 
 
 def _torch_fold(op: str, dtype: DType) -> Fold:

@@ -60,6 +60,9 @@ class Runner:
     def run(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Runs ``program`` on the buffers of one call.
 
+        Slots and counters are used again by the call after the next one, so a rank may begin that only when all have ended this one.
+        They have when all have made the next one, without which no call ends (:class:`~topoccl.collectives.control.control.Control`).
+
         Args:
             program: lowered for the sizes of these buffers.
             bufs: flat input, output and scratch.
@@ -81,25 +84,18 @@ class Runner:
         else:
             self._run_flat(program.flat, program, bufs, base, timeout, what)
 
-    def drain(self, program: Program, base: int, timeout: float, what: Callable[[], str]) -> None:
-        """Waits until all have read what an earlier run of ``program``, with counters from ``base`` on, has sent."""
-        flags = self.flags
-        for word, count in program.drained:
-            if flags[word] < base + count:
-                self.wait(word, base + count, timeout, what, {})
-
     def _run_showing(self, program: Program, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """Shows the buffers to peers while the program runs, and until all have read what they need."""
         assert program.shows is not None
         assert program.flat is not None
-        line, frame = program.shows
+        line, frame = program.shows.line, program.shows.frame
         flags = self.flags
         inp, out, scratch = bufs
         frame.addresses, frame.base = (address_of(inp), address_of(out), address_of(scratch)), base
         show(flags, line, base, *frame.addresses[:2])
         try:
             self._run_flat(program.flat, program, bufs, base, timeout, what)
-            for word, count in program.drained:
+            for word, count in program.shows.drained:
                 if flags[word] < base + count:
                     self.wait(word, base + count, timeout, what, program.waits_for)
         finally:
@@ -121,6 +117,21 @@ class Runner:
             for word, count in signals:
                 flags[word] = base + count
 
+    def waiting(self, program: Program, what: Callable[[], str]) -> Callable[[int, int, float], None]:
+        """``wait(word, value, timeout)`` returns when ``flags[word] >= value``, in runs of ``program``; raises as :meth:`run`."""
+        flags, spins = self.flags, self._spins
+        yielding = os.sched_yield
+
+        def wait(word: int, value: int, timeout: float) -> None:
+            for _ in spins:
+                if flags[word] >= value:
+                    return
+            yielding()
+            if flags[word] < value:
+                self.wait(word, value, timeout, what, program.waits_for)
+
+        return wait
+
     def wait(self, word: int, value: int, timeout: float, what: Callable[[], str], waits_for: dict[int, int]) -> None:
         """Waits for a counter, which the rank ``waits_for`` tells sets."""
         waiter = self.waiter
@@ -133,9 +144,7 @@ class Runner:
                 raise self.aborted
             self.watch()
             if time.monotonic() > end:
-                peer = waits_for.get(word)
-                whom = "slow readers of an earlier call" if peer is None else f"rank {peer}"
-                raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {whom}")
+                raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for rank {waits_for[word]}")
 
         waiter.wait(word, value, check)
 

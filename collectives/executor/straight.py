@@ -1,0 +1,101 @@
+"""Short programs as functions of their own.
+
+What most of a short call costs is Python going from step to step. A program that is run again and again is therefore written out as
+the source of a function, one line for each counter and each copy, and compiled. Programs that differ in sizes and places only have the
+same source, which is compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from topoccl.collectives.executor.actions import Copy, Folding, Local, Whole
+from topoccl.collectives.executor.dtypes import Array
+from topoccl.collectives.executor.program import Mark, Short
+
+_BUFFERS = ("inp", "out")
+
+# straight(input, output, number of the call, seconds that it may take)
+Straight = Callable[[Array, Array, int, float], None]
+
+
+class Source:
+    """A function in the making: its lines, and the objects that stand in them under names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+
+    def name(self, thing: Any) -> str:
+        """A new name for ``thing``."""
+        name = f"x{len(self.names)}"
+        self.names[name] = thing
+        return name
+
+    def add(self, *lines: str) -> None:
+        self.lines += lines
+
+    def function(self, arguments: str) -> Callable[..., None]:
+        text = "\n    ".join([f"def straight({arguments}):", *self.lines])
+        exec(_compiled(text), self.names)
+        made: Callable[..., None] = self.names["straight"]
+        return made
+
+
+@lru_cache(1024)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<a short program of topoccl>", "exec")
+
+
+def add_steps(source: Source, short: Short, flags: memoryview, wait: Callable[[int, int, float], None]) -> None:
+    """The lines of a program; they use the arguments ``inp``, ``out`` and ``limit`` and a variable ``base``.
+
+    Args:
+        source: where to.
+        short: the program.
+        flags: the counters.
+        wait: ``wait(word, value, limit)`` returns when ``flags[word] >= value``.
+    """
+    counters, waiting = source.name(flags), source.name(wait)
+
+    def value(mark: Mark) -> str:
+        return f"base + {mark[1]}"
+
+    for guards, moves, signals in short.steps:
+        for mark in guards:
+            word = source.name(mark[0])
+            source.add(f"if {counters}[{word}] < {value(mark)}: {waiting}({word}, {value(mark)}, limit)")
+        for move in moves:
+            source.add(*_lines(source, move, short.whole))
+        for mark in signals:
+            source.add(f"{counters}[{source.name(mark[0])}] = {value(mark)}")
+
+
+def _lines(source: Source, move: Any, whole: Whole) -> list[str]:
+    def place(ref: Local | Array) -> str:
+        if not isinstance(ref, tuple):
+            return source.name(ref)
+        buf, lo, hi = ref
+        return _BUFFERS[buf] if (lo, hi) == (0, whole[buf]) else f"{_BUFFERS[buf]}[{source.name(slice(lo, hi))}]"
+
+    if isinstance(move, Copy):
+        src, dst = place(move.src), place(move.dst)
+        if isinstance(move.src, tuple) and isinstance(move.dst, tuple):
+            same = move.src[1:] == move.dst[1:] and whole[move.src[0]] == whole[move.dst[0]]
+            unless = "if inp is not out: " if same else ""  # what is read-only may be copied to itself
+            return [f"{unless}{dst if '[' in dst else f'{dst}[...]'} = {src}"]
+        return [f"{dst if '[' in dst else f'{dst}[...]'} = {src}"]
+    assert isinstance(move, Folding)
+    kernel = move.kernel
+    first, *others = map(place, move.operands)
+    lines = [f"into = {place(move.dst)}"]
+    if not kernel.direct:
+        return [*lines, f"{source.name(kernel)}(into, ({', '.join((first, *others))}))"]
+    fold = f"{source.name(kernel.direct[0])}({''.join(f'{source.name(one)}, ' for one in kernel.direct[1:])}"
+    for other in others:
+        lines.append(f"{fold}{first}, {other}, out=into)")
+        first = "into"
+    return lines

@@ -1,0 +1,126 @@
+"""Calls that come again and again take a shorter way: right on other buffers, in every type, and no less watchful."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import topoccl
+from topoccl.collectives.repeats import _OFTEN
+
+TIMES = _OFTEN + 6
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+
+
+@pytest.fixture
+def comm() -> Iterator[topoccl.Communicator]:
+    made = topoccl.init()
+    yield made
+    made.close()
+
+
+def takes_the_short_way(comm: topoccl.Communicator) -> bool:
+    return any(known.straight is not None for known in comm._repeats._known.values())
+
+
+def everyones(ranks: int, count: int, time: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [((torch.arange(count) * (r + 2) + 3 * time) % 4).to(dtype) for r in range(ranks)]
+
+
+def summed(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total = total | part if part.dtype is torch.bool else total + part
+    return total
+
+
+def blocks(ranks: int, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.chunk(ranks)[rank] for part in parts])
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_right_on_new_data_and_other_buffers(comm: topoccl.Communicator, dtype: torch.dtype, kind: str) -> None:
+    if kind == "array" and dtype is torch.bfloat16:
+        pytest.skip("NumPy has no bfloat16")
+    p, me, root, n = comm.size, comm.rank, comm.size - 1, 6 * comm.size
+    give: Callable[[torch.Tensor], Any] = (lambda t: t.numpy()) if kind == "array" else (lambda t: t)
+
+    def check(name: str, call: Callable[[Any, Any], Any], mine: torch.Tensor, count: int, right: torch.Tensor | None) -> None:
+        out = torch.zeros(max(count, 1), dtype=dtype)
+        call(give(mine), give(out))
+        if right is not None:
+            assert torch.equal(out, right), name
+
+    for time in range(TIMES):
+        parts = everyones(p, n, time, dtype)
+        mine, total = parts[me].clone(), summed(parts)
+        check("all_reduce", comm.all_reduce, mine, n, total)
+        check("reduce_scatter", comm.reduce_scatter, mine, n // p, total.chunk(p)[me])
+        check("all_gather", comm.all_gather, mine, n * p, torch.cat(parts))
+        check("all_to_all", comm.all_to_all, mine, n, blocks(p, me, parts))
+        check("reduce", lambda a, b: comm.reduce(a, b, root), mine, n, total if me == root else None)
+        check("gather", lambda a, b: comm.gather(a, b, root), mine, n * p, torch.cat(parts) if me == root else None)
+        check("scatter", lambda a, b: comm.scatter(a, b, root), mine, n // p, parts[root].chunk(p)[me])
+        assert torch.equal(mine, parts[me])
+        comm.broadcast(give(mine), root)
+        assert torch.equal(mine, parts[root])
+        comm.all_reduce(give(mine))
+        assert torch.equal(mine, summed([parts[root]] * p))
+        whole = torch.cat(parts)
+        whole[: n * me] = 0
+        whole[n * (me + 1) :] = 0
+        comm.all_gather(give(whole[n * me : n * (me + 1)]), give(whole))
+        assert torch.equal(whole, torch.cat(parts))
+    assert takes_the_short_way(comm) == (p > 1 and len(set(comm.hosts)) == 1)
+
+
+def test_sums_that_overflow_raise_no_warning(comm: topoccl.Communicator) -> None:
+    data, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
+    with np.errstate(all="raise"):
+        for _ in range(TIMES):
+            comm.all_reduce(data, out)
+        assert np.isinf(out).all() == (comm.size > 1)
+        with pytest.raises(FloatingPointError):
+            np.add(data, data)
+
+
+def test_another_call_is_noticed(comm: topoccl.Communicator) -> None:
+    data = np.ones(4, np.float32)
+    for _ in range(TIMES):
+        comm.all_reduce(data.copy())
+        comm.all_reduce(data[:3].copy())
+    if comm.size == 1:
+        return
+    with pytest.raises(topoccl.MismatchError, match=r"all_reduce\(float32, 4, SUM\)"):
+        comm.all_reduce(data[: 4 if comm.rank else 3].copy())
+    with pytest.raises(topoccl.TopocclError, match="cannot be used any more"):
+        comm.all_reduce(data)
+
+
+def test_a_rank_that_stays_away_is_named(comm: topoccl.Communicator) -> None:
+    data = np.ones(4, np.float32)
+    for _ in range(TIMES):
+        comm.all_reduce(data)
+    if comm.size == 1 or not comm.rank:
+        return
+    with pytest.raises(topoccl.TopocclError, match="rank 0"):
+        comm.all_reduce(data, timeout=0.5)
+
+
+def test_stats_count_them(comm: topoccl.Communicator) -> None:
+    data = np.ones(4, np.float32)
+
+    def sent() -> int:
+        return sum(row.sent_messages for row in comm.stats()["shared_memory"].values())
+
+    comm.all_reduce(data)
+    calls, each = comm.stats()["calls"], sent()
+    for _ in range(TIMES):
+        comm.all_reduce(data)
+    assert comm.stats()["calls"] == calls + TIMES
+    assert sent() == each * (TIMES + 1)
