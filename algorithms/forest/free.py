@@ -7,6 +7,7 @@ arc are kept. So trees with their ways cost exactly the bound, as many as it tak
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -23,8 +24,8 @@ from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, host_groups, network_of
 from topoccl.topology.graph import Topology
 
-MOST_PIECES = 32
-"""Exact trees may be so many for each root; else fewer are taken that lose a little."""
+MOST_EDGES = 1 << 14
+"""Exact trees may have so many edges in all; else fewer trees are taken that lose a little."""
 _ROUNDED = 8
 
 Widths = Mapping[Arc, Fraction]
@@ -131,7 +132,8 @@ def _spread(widths: Widths, ways: Ways, weights: Mapping[int, Fraction], ranks: 
     if feasible(splitter.capacities, splitter.weights, ranks) and (not k or whole <= k * count):
         trees = lay(pack(splitter.capacities, splitter.weights, list(ranks)), rows, Fraction(1))
         exact = _made(trees, 1.0)
-        if k or len(trees) <= MOST_PIECES * count:
+        most = max(Counter(tree.root for tree in trees).values())  # blocks get equally many pieces
+        if k or most * count * len(ranks) <= MOST_EDGES:
             return exact
     found = shrink(splitter.capacities, splitter.weights, ranks, [count * each for each in ([k] if k else range(1, _ROUNDED + 1))])
     if exact is not None and found[2] < GOOD:

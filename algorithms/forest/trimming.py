@@ -39,7 +39,7 @@ def trimmed(network: Network, weights: Mapping[int, int]) -> tuple[Fraction, lis
     rate = Fraction(capacity, blocks)
     # No more than everything ever crosses a link once for each vertex; memory is often a hundred times wider than that.
     enough = rate * sum(weights.values()) * len(network.names)
-    for limit in (enough, max(network.capacity)):
+    for limit in (enough, Fraction(max(network.capacity))):
         widths = [min(Fraction(width), limit) for width in network.capacity]
         if _balanced(network, widths):
             return rate, widths
