@@ -35,3 +35,17 @@ def fabrics(draw: st.DrawFn, switches: int = 2, parallel: bool = True) -> Topolo
         there = draw(rates)
         links += [(a, b, there), (b, a, there if extra else draw(rates))]
     return bare(ranks, links, extra)
+
+
+@st.composite
+def lopsided(draw: st.DrawFn) -> Topology:
+    """Ranks on one to three switches in a row, with links that are much wider one way than the other."""
+    ranks = draw(st.integers(3, 5))
+    switches = draw(st.integers(1, 3))
+    links = []
+    for rank in range(ranks):
+        for switch in draw(st.sets(st.integers(ranks, ranks + switches - 1), min_size=1, max_size=2)):
+            links += [(rank, switch, draw(st.sampled_from([1, 2, 20]))), (switch, rank, draw(st.sampled_from([1, 5, 20])))]
+    for switch in range(ranks + 1, ranks + switches):
+        links += [(switch - 1, switch, draw(st.sampled_from([2, 10]))), (switch, switch - 1, draw(st.sampled_from([2, 10])))]
+    return bare(ranks, links, switches)
