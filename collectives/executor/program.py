@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topoccl.collectives.executor.actions import Act, Frame, Move, Whole
 
 if TYPE_CHECKING:
+    from topoccl.collectives.executor.lanes import Flow
     from topoccl.collectives.executor.stamped import Stamped
-    from topoccl.collectives.transports.base import Request
 
 AHEAD = 8
 """Up to how many items behind the one at work may have their receives posted."""
@@ -60,8 +60,6 @@ class Item:
     awaits: tuple[Item, ...] = ()
     staged: bool = True
     ahead: int = 0
-    incoming: list[Request] | None = None
-    outgoing: list[Request] = field(default_factory=list)
 
 
 Step = tuple[tuple[Mark, ...], Act | None, tuple[Mark, ...]]
@@ -117,6 +115,7 @@ class Program:
         short: what it does where that is little, in memory that is shared, and needs no scratch.
         runs: how often it has been run since its traffic was last counted.
         stamped: how a short call with messages over the transport is run instead.
+        flow: ``lanes`` as they are run side by side; made when they first are.
     """
 
     lanes: list[list[Item]]
@@ -128,3 +127,4 @@ class Program:
     short: Short | None = None
     runs: int = 0
     stamped: Stamped | None = None
+    flow: Flow | None = None
