@@ -36,6 +36,7 @@ class Algorithm:
         variants: parameter sets worth trying, the plainest first; each is one candidate.
         reject: the reason why this algorithm makes no sense for a spec on a topology, or None.
         summary: one line for tables and docs.
+        on_paper: more parameter sets, which programs cannot run as they are meant; candidates where links alone are asked about.
         costly: building may take seconds; selection does so only where the others are far from the bound.
     """
 
@@ -46,6 +47,7 @@ class Algorithm:
     reject: Callable[[CollectiveSpec, Topology], str | None] = _accept
     summary: str = ""
     costly: bool = False
+    on_paper: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:

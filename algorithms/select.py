@@ -19,6 +19,7 @@ from topoccl.algorithms.choice import MEASURED, Candidate, Choice, format_choice
 from topoccl.algorithms.cost import CostModel, Prediction, block_bytes
 from topoccl.algorithms.covered import NOT_MEASURED, fastest, measured_choice
 from topoccl.algorithms.effort import expected_work, too_costly
+from topoccl.algorithms.forest import quick
 from topoccl.algorithms.registry import algorithms_for, build_verified, by_name
 from topoccl.algorithms.selection_rules import AlgoRules
 from topoccl.algorithms.spec import CollectiveSpec
@@ -44,7 +45,8 @@ OVERHEADS = 0.1
 """A candidate of which bandwidth explains no more than this share is not limited by it."""
 
 SEARCHED_RANKS = 32
-"""Up to so many ranks a running program may search for the best cut (a second at most) and for the best trees (a few)."""
+"""Up to so many ranks a running program may search for the best cut (a second at most) and for the best trees (a few); among more for
+trees that it has, or that take no longer."""
 
 EXPLAINED_RANKS = 1024
 """Up to so many ranks ``exhaustive`` is heeded."""
@@ -55,12 +57,14 @@ class SelectionError(ValueError):
 
 
 class _Row(NamedTuple):
-    """A line of the table before anything is predicted; ``excluded`` says why the rules forbid it."""
+    """A line of the table before anything is predicted; ``excluded`` says why the rules forbid it, ``paper`` that it is only for those
+    who ask about links alone."""
 
     label: str
     algorithm: str
     params: tuple[tuple[str, Any], ...]
     excluded: str | None
+    paper: bool = False
 
 
 def select(
@@ -99,7 +103,7 @@ def select(
     rules = rules if rules is not None else AlgoRules()
     tuning = tuning if tuning is not None else Tuning()
     exhaustive = exhaustive and spec.ranks <= EXPLAINED_RANKS
-    rows, measured = _rows(spec, topology, rules, nbytes, tuning)
+    rows, measured = _rows(spec, topology, rules, nbytes, tuning, exhaustive and profile.name == IDEAL.name)
     at = {"root": spec.root, "hosts": len(topology.ranks_by_host)}
     covered = not spec.uneven and tuning.covers(spec.collective, spec.ranks, nbytes, **at)
     if covered and not exhaustive:
@@ -107,12 +111,12 @@ def select(
         if known is not None:
             return known
     rejected = {row.label: row.excluded for row in rows if row.excluded is not None}
-    allowed = [row for row in rows if row.excluded is None]
+    allowed = [row for row in rows if row.excluded is None and not row.paper]
     models, waiting = _admit_first(allowed, spec, topology, profile, measured, rejected)
     warning = None
     if not models:
         problem = _problem(spec, nbytes, rows, rejected)
-        others = [row for row in rows if row.excluded is not None]
+        others = [row for row in rows if row.excluded is not None and not row.paper]
         if fallback == "error" or not others:
             raise SelectionError(f"{problem}; TOPOCCL_FALLBACK=print or silent takes another one" if others else problem)
         warning = problem
@@ -137,6 +141,13 @@ def select(
     predictions |= costly
     if covered and (known_best := fastest(rows, measured)) in models:
         winner = known_best
+    if paper := [row for row in rows if row.paper and row.excluded is None]:
+        near = _near(spec, topology, nbytes, profile, predictions[winner])
+        more = {} if near else _admit(paper, spec, topology, profile, measured, rejected)
+        rejected |= {row.label: f"not built: {near}" for row in paper if near}
+        models |= more
+        predictions |= {label: model.choose_segments(block) for label, model in more.items()}
+        winner = min((winner, *more), key=lambda label: predictions[label].seconds * (1 if label == winner else 1 + EQUAL))
     rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
     if enough is not None:
         as_fast = predictions[winner].seconds * (1 + EQUAL)
@@ -147,6 +158,8 @@ def select(
     reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used)
     if warning is not None:
         reason = f"{warning}; of the others, {reason}"
+    if models[winner].schedule.ways:
+        reason += " (it names ways for its messages; programs cannot choose them, and send over the network's own)"
     if spec.uneven:
         reason += " (counts differ between ranks: judged by their mean)"
     best = predictions[winner]
@@ -227,17 +240,20 @@ class Selector:
 
 
 def _rows(
-    spec: CollectiveSpec, topology: Topology, rules: AlgoRules, nbytes: int, tuning: Tuning
+    spec: CollectiveSpec, topology: Topology, rules: AlgoRules, nbytes: int, tuning: Tuning, paper: bool
 ) -> tuple[list[_Row], dict[str, Measured]]:
-    """Every variant of every algorithm of the collective, then variants that only the rules or measurements name; and what was measured."""
+    """Every variant of every algorithm of the collective, then variants that only the rules or measurements name; and what was measured.
+    On ``paper`` also variants that programs cannot run as they are meant."""
     rows: list[_Row] = []
+    forced = rules.forced(spec.collective, nbytes) or ()
     for algorithm in algorithms_for(spec.collective):
-        for variant in algorithm.variants:
+        for variant in (*algorithm.variants, *(algorithm.on_paper if paper else ())):
             label = label_of(algorithm.name, variant)
             excluded = rules.reason(spec.collective, label, nbytes)
-            rows.append(_Row(label, algorithm.name, tuple(sorted(variant.items())), excluded))
+            asked_for = variant in algorithm.variants or label in forced
+            rows.append(_Row(label, algorithm.name, tuple(sorted(variant.items())), excluded, not asked_for))
     known = {(row.algorithm, row.params) for row in rows}
-    for selector in rules.forced(spec.collective, nbytes) or ():
+    for selector in forced:
         name, params = _parameters(selector)
         if params and (name, params) not in known:
             rows.append(_Row(selector, name, params, None))
@@ -413,8 +429,13 @@ def _bound(spec: CollectiveSpec, topology: Topology, nbytes: int, seconds: float
 
 def _enough(spec: CollectiveSpec, topology: Topology, nbytes: int, profile: Profile, best: Prediction) -> str | None:
     """Why nothing that is costly to build is needed beside the best of the others; None when it may be worth it."""
-    if topology.num_ranks > SEARCHED_RANKS:
+    if topology.num_ranks > SEARCHED_RANKS and not quick(topology, spec.collective, spec.root):
         return f"more than {SEARCHED_RANKS} ranks, unless TOPOCCL_ALGO asks for it"
+    return _near(spec, topology, nbytes, profile, best)
+
+
+def _near(spec: CollectiveSpec, topology: Topology, nbytes: int, profile: Profile, best: Prediction) -> str | None:
+    """Why nothing can be much faster than ``best``, None when something may be."""
     hosts = len(topology.ranks_by_host)
     wire = (profile.network if hosts > 1 else profile.local).efficiency
     for search in (False, True):

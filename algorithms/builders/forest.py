@@ -157,6 +157,7 @@ ALGORITHMS = (
         build=build,
         reject=reject,
         costly=True,
+        on_paper=({"ways": "any"},),
         summary="trees packed into the fabric, as many and as wide as its links allow; for irregular fabrics",
     ),
 )

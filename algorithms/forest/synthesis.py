@@ -18,7 +18,7 @@ from topoccl.algorithms.forest.pieces import over_ranks, paired, shared_out, tre
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
 from topoccl.algorithms.forest.spreading import Spread, spread
-from topoccl.algorithms.forest.store import remembered
+from topoccl.algorithms.forest.store import recalled, remembered
 from topoccl.algorithms.forest.trees import Forest, Piece, with_rails
 from topoccl.topology.bounds import certificate
 from topoccl.topology.bounds.cuts import tightest
@@ -26,6 +26,7 @@ from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, by_host, host_groups, network_of
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes, routes_of
+from topoccl.topology.wiring import owner
 
 GATHERING = ("all_gather", "reduce_scatter")
 ROOTED = ("broadcast", "reduce")
@@ -36,6 +37,8 @@ FEW_RANKS = 24
 """Up to so many ranks trees span ranks whenever messages may take any ways."""
 MOST_HOSTS = 24
 """Trees span hosts up to so many of them."""
+QUICK_HOSTS = 16
+"""With so many hosts of up to :data:`MOST_RANKS` ranks in all it takes a few seconds where links between them limit."""
 K = 8
 """So many trees per root are tried at most, unless a number is asked for."""
 _ROOTED_TOTALS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -51,6 +54,16 @@ def refuses(topology: Topology) -> str | None:
     if hosts > MOST_HOSTS:
         return f"{hosts} hosts; trees span at most {MOST_HOSTS} hosts or {MOST_RANKS} ranks"
     return None
+
+
+def quick(topology: Topology, collective: str, root: int | None = None) -> bool:
+    """Whether a forest is at hand at once, since it is kept, or after a few seconds, since links between few hosts are what limits."""
+    if recalled(topology, collective, root, 0, "own") is not None:
+        return True
+    if collective in ROOTED or not 1 < len(topology.ranks_by_host) <= QUICK_HOSTS or topology.num_ranks > MOST_RANKS:
+        return False
+    links = (topology.links[link] for link in certificate(topology, collective, root, search=False).cut.links)
+    return all(owner(topology, link.src) != owner(topology, link.dst) for link in links)
 
 
 def synthesise(topology: Topology, collective: str, root: int | None = None, k: int = 0, ways: str = "own") -> Forest:

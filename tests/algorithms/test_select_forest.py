@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topoccl.algorithms.calibration import IDEAL
+from topoccl.algorithms.calibration import IDEAL, default_profile
 from topoccl.algorithms.choice import Choice
-from topoccl.algorithms.forest import synthesis
+from topoccl.algorithms.forest import quick, store, synthesis, synthesise
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import select
 from topoccl.algorithms.selection_rules import parse_algo
 from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.topology.graph import Link, Topology, Vertex, VertexKind
 from topoccl.topology.load import load
 
 M = 1 << 20
@@ -43,7 +44,28 @@ def test_it_is_not_built_where_another_is_as_good_as_the_bound(monkeypatch: pyte
 def test_it_is_not_built_for_short_calls_or_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "_synthesise", None)
     assert forest(choose("racks:2x2x1,oversub=4", 8))[1] == "not built: what limits calls of this size is not bandwidth"
-    assert forest(choose("racks:3x3x4,oversub=4,latency=0", M))[1] == "not built: more than 32 ranks, unless TOPOCCL_ALGO asks for it"
+    assert forest(choose("racks:4x5x2,oversub=4,latency=0", M))[1] == "not built: more than 32 ranks, unless TOPOCCL_ALGO asks for it"
+
+
+def test_up_to_64_ranks_where_links_between_few_hosts_limit() -> None:
+    choice = choose("racks:3x3x4,oversub=4,latency=0", 64 * M)
+    assert (choice.algorithm, choice.schedule.spec.ranks) == ("forest", 36)
+
+
+def test_more_ranks_where_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = load("racks:4x5x2,oversub=4,latency=0")
+    assert not quick(topology, "all_reduce")
+    monkeypatch.setattr(store, "_store", Kept())
+    assert not quick(topology, "all_reduce")
+    made = synthesise(topology, "all_reduce")
+    assert quick(topology, "all_reduce")
+    assert not quick(topology, "all_gather")
+    assert synthesise(topology, "all_reduce") == made
+
+
+class Kept(dict[str, str]):
+    def put(self, key: str, text: str) -> None:
+        self[key] = text
 
 
 def test_it_is_built_when_asked_for() -> None:
@@ -59,3 +81,34 @@ def test_explain_shows_it_and_chooses_alike() -> None:
     seconds, why = forest(full)
     assert seconds is not None
     assert why == "programs do not build it: the best of the others is within 3% of the bound"
+
+
+TWO_WAYS = Topology(
+    "two ways",
+    [Vertex("h", VertexKind.HOST), Vertex("bridge", VertexKind.PCIE, "h"), *(Vertex(s, VertexKind.SLOT, "h") for s in ("a", "b"))],
+    [Link(x, y, 4e9) for x in ("a", "b", "bridge") for y in ("a", "b", "bridge") if x != y],
+)
+"""A link between two ranks, which is the network's way, and a bridge beside it."""
+
+
+@pytest.mark.parametrize("transport", ["ideal", "tcp"])
+def test_ways_that_programs_cannot_choose_are_for_links_alone(transport: str) -> None:
+    spec = CollectiveSpec("all_gather", 2)
+
+    def rows(exhaustive: bool, algo: str = "") -> tuple[Choice, dict[str, str | None]]:
+        rules = parse_algo(algo, known_names())
+        choice = select(spec, TWO_WAYS, 64 * M, rules=rules, profile=default_profile(transport), exhaustive=exhaustive)
+        return choice, {c.algorithm: c.rejected for c in choice.candidates}
+
+    name = "forest[ways=any]"
+    assert name not in rows(False)[1]
+    assert (name in rows(True)[1]) == (transport == "ideal")
+    assert rows(True, "all_gather:ring")[0].algorithm.startswith("ring")
+    choice, _ = rows(False, f"all_gather:{name}")
+    assert choice.algorithm == name
+    assert choice.schedule.ways
+    assert "programs cannot choose them" in choice.reason
+    if transport == "ideal":
+        assert rows(True)[0].algorithm == name
+        assert rows(True)[0].bound_fraction > 0.97
+        assert rows(False)[0].bound_fraction < 0.97
