@@ -18,10 +18,10 @@ from topoccl.algorithms.forest.packing import Arborescence
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.topology.bounds.network import Network
 
-_MOST_VERTICES = 16
+_MOST_VERTICES = 10  # of which programmes are solved in a second or two
 _DRAWN = 200  # trees per root
 _SLACK = 2.0  # ways may be longer than the shortest by about this factor
-_SECONDS = 2.0  # for each total
+_NODES = 50  # of a search; not a time, since all ranks must find the same
 
 
 def few_trees(network: Network, rate: Fraction, most: int) -> list[tuple[Arborescence, Arborescence]] | None:
@@ -98,7 +98,7 @@ def _chosen(
         integrality=np.ones(matrix.shape[1]),
         bounds=Bounds(0, total),
         constraints=LinearConstraint(matrix, least, [*limits, *[0] * len(root_at), total]),
-        options={"time_limit": _SECONDS},
+        options={"node_limit": _NODES},
     )
     if result.x is None:
         return None
