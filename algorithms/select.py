@@ -85,8 +85,8 @@ def select(
             call (``print`` fills ``Choice.warning``).
         exhaustive: predict every candidate, also those that cannot win, and search for the best bound; the choice is the same.
             Among more than :data:`EXPLAINED_RANKS` ranks neither is done.
-        tuning: times to use in place of predicted ones; that they hold for ``topology`` is for the caller to see
-            (:meth:`~topoccl.algorithms.tuning.Tuning.mismatch`).
+        tuning: times to use in place of predicted ones, and how far those were off; that they hold for ``topology`` is for the caller to
+            see (:meth:`~topoccl.algorithms.tuning.Tuning.at`).
 
     Raises:
         SelectionError: no algorithm may serve the call.
@@ -126,13 +126,14 @@ def select(
         for label in (*models, *(row.label for row in waiting)):
             del rejected[label]
     block = block_bytes(spec, nbytes)
-    predictions = _predict(models, block, measured, exhaustive)
+    off = {row.label: tuning.factor(spec.collective, spec.ranks, row.label, nbytes) for row in rows}
+    predictions = _predict(models, block, measured, off, exhaustive)
     winner = _argmin(predictions)
     costly: dict[str, Prediction] = {}
     enough = _enough(spec, topology, nbytes, profile, predictions[winner]) if waiting else None
     if waiting and (enough is None or exhaustive):
         more = _admit(waiting, spec, topology, profile, measured, rejected)
-        costly = _predict(more, block, measured, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
+        costly = _predict(more, block, measured, off, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
         models |= more
         if enough is None:
             winner = _argmin(predictions | costly)
@@ -146,9 +147,10 @@ def select(
         more = {} if near else _admit(paper, spec, topology, profile, measured, rejected)
         rejected |= {row.label: f"not built: {near}" for row in paper if near}
         models |= more
-        predictions |= {label: model.choose_segments(block) for label, model in more.items()}
+        predictions |= _predict(more, block, measured, off, True)
         winner = min((winner, *more), key=lambda label: predictions[label].seconds * (1 if label == winner else 1 + EQUAL))
-    rejected |= _compare(winner, predictions, {label: model.least(block) for label, model in models.items() if label not in predictions})
+    least = {label: off[label] * model.least(block) for label, model in models.items() if label not in predictions}
+    rejected |= _compare(winner, predictions, least)
     if enough is not None:
         as_fast = predictions[winner].seconds * (1 + EQUAL)
         rejected |= {label: f"programs do not build it: {enough}" for label, p in costly.items() if p.seconds <= as_fast}
@@ -209,7 +211,7 @@ class Selector:
 
     def for_topology(self, topology: Topology) -> Selector:
         """A selector with the same settings for another group."""
-        return Selector(topology, self.rules, self.profile, self.fallback, self.tuning)
+        return Selector(topology, self.rules, self.profile, self.fallback, self.tuning and self.tuning.for_group(topology))
 
     def size_class(self, collective: str, nbytes: int) -> int:
         """The representative of the sizes that get the same choice as ``nbytes``.
@@ -335,16 +337,18 @@ def _model(spec: CollectiveSpec, topology: Topology, name: str, params: tuple[tu
 
 
 def _predict(
-    models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], exhaustive: bool, best: float = math.inf
-) -> dict[str, Prediction]:
-    """What was measured, then predictions, most promising first; a model is left out when even its least time cannot win against these
-    and against ``best`` seconds."""
+    models: Mapping[str, CostModel], block: float, measured: Mapping[str, Measured], off: Mapping[str, float], exhaustive: bool,
+    best: float = math.inf,
+) -> dict[str, Prediction]:  # fmt: skip
+    """What was measured, then predictions times ``off``, most promising first; a model is left out when even its least time cannot win
+    against these and against ``best`` seconds."""
     predictions = {label: _measured(model, block, measured[label]) for label, model in models.items() if label in measured}
     best = min([best, *(p.seconds for p in predictions.values())])
-    others = ((model.least(block), at, label) for at, (label, model) in enumerate(models.items()) if label not in measured)
+    others = ((off[label] * model.least(block), at, label) for at, (label, model) in enumerate(models.items()) if label not in measured)
     for least, _, label in sorted(others):
         if exhaustive or least <= best * (1 + EQUAL):
-            predictions[label] = models[label].choose_segments(block, best * HOPELESS)
+            found = models[label].choose_segments(block, best * HOPELESS / off[label])
+            predictions[label] = replace(found, seconds=off[label] * found.seconds)
             best = min(best, predictions[label].seconds)
     return {label: predictions[label] for label in models if label in predictions}
 

@@ -95,10 +95,10 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         profile = profile.without_shared_memory()
     if tuning is not None:
         profile = tuning.calibrate(profile, topology, transport.name)
-    if tuning is not None and (mismatch := tuning.mismatch(topology, transport.name)):
-        if transport.rank == 0:
-            logger.warn(Subsystem.TUNING, "%s: %s", variable_of("tune_file"), mismatch)
-        tuning = None
+    if tuning is not None and transport.rank == 0 and (mismatch := tuning.mismatch(topology, transport.name)):
+        logger.warn(Subsystem.TUNING, "%s: %s", variable_of("tune_file"), mismatch)
+    if tuning is not None:
+        tuning = tuning.at(topology, transport.name)
     if transport.rank == 0:  # the one that chooses
         keep_forests()
     selector = Selector(topology, rules, profile, config.fallback, tuning)

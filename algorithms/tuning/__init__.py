@@ -7,9 +7,9 @@ model to them, :mod:`nccl` translates from and to the tables of NCCL's tuner plu
 from __future__ import annotations
 
 from topoccl.algorithms.tuning.files import MAX_SEGMENTS, dump_tuning, load_tuning, parse_tuning
-from topoccl.algorithms.tuning.measured import REACH, Fitted, Measured, Measurement, Range, Tuning, TuningError, fabric_digest
+from topoccl.algorithms.tuning.measured import GAP, REACH, Fitted, Measured, Measurement, Range, Tuning, TuningError, fabric_digest, merge
 
 __all__ = [
-    "MAX_SEGMENTS", "REACH", "Fitted", "Measured", "Measurement", "Range", "Tuning", "TuningError", "dump_tuning", "fabric_digest",
-    "load_tuning", "parse_tuning",
+    "GAP", "MAX_SEGMENTS", "REACH", "Fitted", "Measured", "Measurement", "Range", "Tuning", "TuningError", "dump_tuning", "fabric_digest",
+    "load_tuning", "merge", "parse_tuning",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 YAML or JSON::
 
-    topoccl_tuning: 1                 # the version of the format
+    topoccl_tuning: 2                 # the version of the format
     topology: 3fb2c81e07d4aa19        # optional: the digest of the topology on which it was measured, or its first digits
     transport: mpi                    # optional: what carried messages between hosts
     fabric: 90c1f07b5a2e4410          # optional: the digest of the fabric, whatever the placement, for which the profile holds
@@ -10,7 +10,10 @@ YAML or JSON::
     covered:
     - {collective: all_reduce, ranks: 8, from: 4K, to: 8M}
     entries:
-    - {collective: all_reduce, ranks: 8, algorithm: "ring[channels=2]", bytes: 1M, segments: 4, seconds: 12ms}
+    - {collective: all_reduce, ranks: 8, algorithm: "ring[channels=2]", bytes: 1M, segments: 4, seconds: 12ms, predicted: 11ms}
+
+What was measured in several places (placements, groups, transports, fabrics) is a list instead: ``parts: [{topology: ...}, ...]``, each
+with the other keys. Version 1 had neither ``parts`` nor ``predicted``, and its profile is not used.
 
 ``bytes`` is the size of the call as nccl-tests counts it (the larger of a rank's two buffers). Without ``segments`` the cost model
 chooses them. ``root`` limits an entry of a rooted collective to that root, and ``hosts`` an entry to groups that span so many hosts.
@@ -21,6 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +38,13 @@ from topoccl.topology.files import read_file
 from topoccl.topology.graph import TopologyError
 from topoccl.topology.units import format_size, format_time, parse_time
 
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, 2)
 MAX_SEGMENTS = 1 << 10  # what the cost model tries ends well below
 MAX_BYTES = 1 << 50
 
-TOP = ("topoccl_tuning", "topology", "transport", "fabric", "profile", "covered", "entries")
-ENTRY = ("collective", "ranks", "algorithm", "bytes", "seconds", "segments", "root", "hosts", "pulls")
+PART = ("topology", "transport", "fabric", "profile", "covered", "entries")
+ENTRY = ("collective", "ranks", "algorithm", "bytes", "seconds", "segments", "root", "hosts", "pulls", "predicted")
 REQUIRED = ENTRY[:5]
 RANGE = ("collective", "ranks", "from", "to", "root", "hosts")
 MEDIA = ("local", "network")
@@ -68,7 +73,7 @@ def parse_tuning(text: str, source: str = "tuning") -> Tuning:
     """The measurements that ``text`` (YAML or JSON) holds; ``source`` is the name that errors begin with.
 
     Raises:
-        TuningError: not well formed, an unknown or missing key, a value that cannot be, or the same thing measured twice.
+        TuningError: not well formed, an unknown or missing key, a value that cannot be, or the same thing measured twice in one place.
     """
     try:
         return _document(read(text, source, "a mapping with topoccl_tuning and entries"))
@@ -79,12 +84,25 @@ def parse_tuning(text: str, source: str = "tuning") -> Tuning:
 def _document(top: Cursor) -> Tuning:
     version = top.entries("a mapping with topoccl_tuning and entries").get("topoccl_tuning")
     number = None if version is None else version.node.value
-    if isinstance(number, int) and not isinstance(number, bool) and number != VERSION:
-        text = f"nothing of {top.source} is used: it has version {number} of the format of tuning files; known here: {VERSION}"
+    if isinstance(number, int) and not isinstance(number, bool) and number not in VERSIONS:
+        known = ", ".join(map(str, VERSIONS))
+        text = f"nothing of {top.source} is used: it has version {number} of the format of tuning files; known here: {known}"
         return Tuning(source=top.source, problem=text)
-    given = top.fields(TOP, ("topoccl_tuning", "entries"))
-    if number != VERSION or isinstance(number, bool):
-        given["topoccl_tuning"].fail(f"{VERSION}, the only version of this format")
+    several = number == VERSION and "parts" in top.entries("a mapping")
+    given = top.fields(("topoccl_tuning", *(("parts",) if several else PART)), ("topoccl_tuning", "parts" if several else "entries"))
+    if number not in VERSIONS or isinstance(number, bool):
+        given["topoccl_tuning"].fail(f"{' or '.join(map(str, VERSIONS))}, the versions of this format")
+    if not several:
+        only = _part(given, top.source)
+        return only if number == VERSION else replace(only, fitted=None)  # overheads were counted otherwise
+    found = [_part(at.fields(PART, ("entries",)), top.source) for at in given["parts"].items("a list of what was measured in each place")]
+    if not found:
+        given["parts"].fail("at least one place")
+    return replace(found[0], more=tuple(found[1:]))
+
+
+def _part(given: dict[str, Cursor], source: str) -> Tuning:
+    """What was measured in one place."""
     entries: list[Measurement] = []
     seen: dict[tuple[Curve, int], Cursor] = {}
     for at in given["entries"].items("a list of measurements"):
@@ -98,7 +116,7 @@ def _document(top: Cursor) -> Tuning:
     return Tuning(
         tuple(entries),
         _digest(given["topology"], "a topology") if "topology" in given else None,
-        top.source,
+        source,
         tuple(map(_range, given["covered"].items("a list of ranges"))) if "covered" in given else (),
         given["transport"].one_of(TRANSPORTS) if "transport" in given else None,
         _digest(given["fabric"], "a fabric") if "fabric" in given else None,
@@ -159,9 +177,7 @@ def _entry(at: Cursor) -> Measurement:
         given["bytes"].fail(f"at most {format_size(MAX_BYTES)}")
     if collective == "barrier" and nbytes:
         given["bytes"].fail("0, since a barrier moves no data")
-    seconds = given["seconds"].time()
-    if seconds <= 0:
-        given["seconds"].fail("a time above zero")
+    seconds = _positive(given["seconds"])
     return Measurement(
         collective,
         ranks,
@@ -172,7 +188,15 @@ def _entry(at: Cursor) -> Measurement:
         _root(given, collective, ranks),
         _hosts(given, ranks),
         _flag(given["pulls"]) if "pulls" in given else False,
+        _positive(given["predicted"]) if "predicted" in given else None,
     )
+
+
+def _positive(at: Cursor) -> float:
+    seconds = at.time()
+    if seconds <= 0:
+        at.fail("a time above zero")
+    return seconds
 
 
 def _root(given: dict[str, Cursor], collective: str, ranks: int) -> int | None:
@@ -227,44 +251,46 @@ def _algorithm(at: Cursor, collective: str) -> str:
 def dump_tuning(tuning: Tuning) -> str:
     """The text (YAML) of a tuning file: ``parse_tuning(dump_tuning(t)) == t``."""
     lines = [f"topoccl_tuning: {VERSION}"]
-    for key, value in (("topology", tuning.topology), ("transport", tuning.transport), ("fabric", tuning.fabric)):
-        if value is not None:
-            lines.append(f"{key}: {json.dumps(value)}")
-    if tuning.fitted is not None:
-        lines += [
-            "profile:",
-            f"  crowd: {tuning.fitted.crowd!r}",
-            f"  machine: {tuning.fitted.machine!r}",
-            *_shown_constants(tuning.fitted),
-        ]
-    if tuning.covered:
-        lines.append("covered:")
-    for part in tuning.covered:
-        lines.append(
-            _shown(
-                collective=part.collective,
-                ranks=part.ranks,
-                **{"from": format_size(part.least), "to": format_size(part.most)},
-                root=part.root,
-                hosts=part.hosts,
-            )
-        )
-    lines.append("entries:" if tuning.entries else "entries: []")
-    for entry in tuning.entries:
-        lines.append(
-            _shown(
-                collective=entry.collective,
-                ranks=entry.ranks,
-                algorithm=json.dumps(entry.algorithm),
-                bytes=format_size(entry.nbytes),
-                seconds=_shown_time(entry.seconds),
-                segments=entry.segments,
-                pulls="true" if entry.pulls else None,
-                root=entry.root,
-                hosts=entry.hosts,
-            )
-        )
+    if not tuning.more:
+        return "\n".join([*lines, *_lines(tuning)]) + "\n"
+    lines.append("parts:")
+    for part in tuning.parts:
+        inside = list(_lines(part))
+        lines += [f"- {inside[0]}", *(f"  {line}" for line in inside[1:])]
     return "\n".join(lines) + "\n"
+
+
+def _lines(part: Tuning) -> Iterator[str]:
+    """What was measured in one place."""
+    for key, value in (("topology", part.topology), ("transport", part.transport), ("fabric", part.fabric)):
+        if value is not None:
+            yield f"{key}: {json.dumps(value)}"
+    if part.fitted is not None:
+        yield from ("profile:", f"  crowd: {part.fitted.crowd!r}", f"  machine: {part.fitted.machine!r}", *_shown_constants(part.fitted))
+    if part.covered:
+        yield "covered:"
+    for covered in part.covered:
+        yield _shown(
+            collective=covered.collective,
+            ranks=covered.ranks,
+            **{"from": format_size(covered.least), "to": format_size(covered.most)},
+            root=covered.root,
+            hosts=covered.hosts,
+        )
+    yield "entries:" if part.entries else "entries: []"
+    for entry in part.entries:
+        yield _shown(
+            collective=entry.collective,
+            ranks=entry.ranks,
+            algorithm=json.dumps(entry.algorithm),
+            bytes=format_size(entry.nbytes),
+            seconds=_shown_time(entry.seconds),
+            segments=entry.segments,
+            pulls="true" if entry.pulls else None,
+            root=entry.root,
+            hosts=entry.hosts,
+            predicted=None if entry.predicted is None else _shown_time(entry.predicted),
+        )
 
 
 def _shown(**fields: Any) -> str:

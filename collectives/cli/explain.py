@@ -81,9 +81,11 @@ def run(args: argparse.Namespace) -> int:
     known = load_tuning(config.tune_file) if config.tune_file else None
     name = IDEAL if args.transport == IDEAL else _transport(config, topology, known)
     profile = default_profile(name) if config.shm or name == IDEAL else default_profile(name).without_shared_memory()
-    untuned, tuning = profile, None
+    fitted, tuning = None, None
     if known is not None:
-        profile = known.calibrate(profile, topology, name)
+        fitted = known.constants(topology, name)
+        if fitted is not None:  # where as many ranks share a core as where it was measured
+            profile = fitted.apply(profile.on_hosts(fitted.crowd, attach=True, machine=fitted.machine))
         tuning = _holding(known, fabric, topology, name)
     rules = config.algo_rules(known_names())
     keep_forests()
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
         def chosen(call: Call) -> Choice:
             part = topology.place(call.ranks)
-            own = None if known is None or known.mismatch(part, name) else known
+            own = None if known is None else known.at(part, name)
             return select(call.spec, part, call.nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, tuning=own)
 
         return show_concurrent(calls, chosen, topology, profile, args.json)
@@ -110,19 +112,20 @@ def run(args: argparse.Namespace) -> int:
     too_large = [c.algorithm for c in choice.candidates if c.rejected is not None and c.rejected.startswith(TOO_LARGE)]
     if not args.json and any(label in OUTLINES for label in too_large):
         print(f"topoccl simulate {args.collective} estimates those that are too large")
-    if not args.json and known is not None and known.fitted is not None and profile != untuned:
-        print(f"predicted with what {known.source} says of {name}: {known.fitted}")
+    if not args.json and known is not None and fitted is not None:
+        print(f"predicted with what {known.source} says of {name}: {fitted}")
     return 0
 
 
-def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) -> Tuning | None:
-    """The file's measurements, if they hold for the group or for the fabric of which it is a part."""
+def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) -> Tuning:
+    """The file's measurements, as far as they hold for the group or for the fabric of which it is a part."""
     mismatch = tuning.mismatch(group, transport)
     part = group.num_ranks < fabric.num_ranks  # not the whole in another order
-    if mismatch is None or (part and tuning.mismatch(fabric, transport) is None):
-        return tuning
-    print(f"topoccl: warning: {mismatch}", file=sys.stderr)
-    return None
+    if mismatch is not None and part and tuning.mismatch(fabric, transport) is None:
+        return tuning.at(fabric, transport).for_group(group)
+    if mismatch is not None:
+        print(f"topoccl: warning: {mismatch}", file=sys.stderr)
+    return tuning.at(group, transport)
 
 
 def _topology(text: str) -> Topology:

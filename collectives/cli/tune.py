@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import canonical_collective
-from topoccl.algorithms.tuning import TuningError, dump_tuning
+from topoccl.algorithms.tuning import TuningError, dump_tuning, load_tuning, merge
 from topoccl.algorithms.tuning.nccl import CsvError, asked_by, read_csv, write_csv
 from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
@@ -20,8 +22,9 @@ from topoccl.collectives.config import trace_requested
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.setup import connect
-from topoccl.collectives.tune.report import summary
-from topoccl.collectives.tune.runner import tune
+from topoccl.collectives.tune.check import as_rows
+from topoccl.collectives.tune.report import check_summary, summary
+from topoccl.collectives.tune.runner import check, tune
 from topoccl.collectives.tune.work import TUNED
 from topoccl.topology.graph import TopologyError
 from topoccl.topology.units import parse_size
@@ -38,10 +41,12 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     info = launch_environment(os.environ)
     options = _options(args.argv, speaks=info.rank == 0)
+    if options.merge:
+        return _merge(options.merge, options.output)
     try:
         transport, config = open_job(info, transport=options.transport, tune_file="", algo="")
         communicator = connect(transport, config)
-        _tune(communicator, options)
+        (_check if options.check else _tune)(communicator, options)
         communicator.close()
     except (TopocclError, TopologyError, TuningError, OSError) as error:
         if trace_requested(os.environ):
@@ -76,6 +81,62 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> None:
         except OSError as error:
             problem = ConfigError(f"cannot write {output}: {error.strerror}")
     exchange_or_raise(transport, problem, communicator.timeout)
+
+
+def _check(communicator: Communicator, options: argparse.Namespace) -> None:
+    """Compares what is chosen without a tuning file, and with one if it is given, with what is fastest."""
+    first, transport, output = communicator.rank == 0, communicator.transport, options.output_file
+    ways: dict[str, Selector] = {}
+    problem: Exception | None = None
+    if first:
+        try:
+            problem = obstacle(output) if output is not None else None
+            ways = _ways(communicator, options.tune_file)
+        except TuningError as error:
+            problem = error
+    exchange_or_raise(transport, problem, communicator.timeout)
+    with progress("tune --check") if first and not options.quiet else nullcontext(silence) as report:
+        found = check(communicator, ways, options.collectives, options.sizes, options.budget, report)
+    if found is not None:
+        try:
+            if output is not None:
+                topology = communicator.topology
+                about = {"topology": topology.name, "digest": topology.digest, "ranks": topology.num_ranks, "transport": transport.name}
+                write_whole(output, json.dumps({**about, "calls": as_rows(found)}, indent=1) + "\n")
+            print(check_summary(found), flush=True)
+        except OSError as error:
+            problem = ConfigError(f"cannot write {output}: {error.strerror}")
+    exchange_or_raise(transport, problem, communicator.timeout)
+
+
+def _ways(communicator: Communicator, path: Path | None) -> dict[str, Selector]:
+    """What a program would choose by."""
+    usual = communicator.planner.selector
+    ways = {"defaults": usual}
+    if path is not None:
+        topology, transport = communicator.topology, communicator.transport.name
+        tuning = load_tuning(path)
+        mismatch = tuning.mismatch(topology, transport)
+        if mismatch is not None:
+            print(f"topoccl: warning: {mismatch}", file=sys.stderr)
+        profile = tuning.calibrate(usual.profile, topology, transport)
+        ways[path.name] = Selector(topology, None, profile, tuning=tuning.at(topology, transport))
+    return ways
+
+
+def _merge(paths: Sequence[Path], output: Path) -> int:
+    """One file of several; no job is needed."""
+    try:
+        problem = obstacle(output)
+        if problem is not None:
+            raise problem
+        merged = merge([load_tuning(path) for path in paths])
+        write_whole(output, dump_tuning(merged))
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+    parts = merged.parts
+    print(f"{output}: {sum(len(part.entries) for part in parts)} measurements in {len(parts)} place{'s' if len(parts) > 1 else ''}")
+    return 0
 
 
 def _prepare(options: argparse.Namespace) -> Exception | None:
@@ -117,13 +178,18 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
     add("-b", "--minbytes", type=_size, default="4K", metavar="SIZE", help="smallest size, as nccl-tests counts it (4K)")
     add("-e", "--maxbytes", type=_size, default="8M", metavar="SIZE", help="largest size (8M)")
     add("-f", "--stepfactor", type=int, default=4, metavar="N", help="factor between sizes (4)")
-    add("-o", "--output", type=Path, metavar="FILE", required=True, help="write the tuning file there")
+    add("-o", "--output", type=Path, metavar="FILE", help="write the tuning file there")
+    add("--check", action="store_true", help="write nothing; measure whether what is chosen is the fastest")
+    add("--tune-file", type=Path, metavar="FILE", help="with --check: also what is chosen with this tuning file")
+    add("-J", "--output_file", type=Path, metavar="FILE", help="with --check: also write all times as JSON")
+    add("--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing; make one tuning file of these")
     add("--budget", type=budget, default="60s", metavar="TIME", help="time for all of it, such as 60s or 5min (60s)")
     add("--transport", metavar="NAME", help="in place of TOPOCCL_TRANSPORT: auto, tcp, mpi or gloo")
     add("--import", dest="imported", type=Path, metavar="FILE.csv", help="measure what this table of NCCL's tuner plugin asks for, first")
     add("--export", type=Path, metavar="FILE.csv", help="also write a table for NCCL's tuner plugin")
     add("-q", "--quiet", action="store_true", help="show no progress")
     options = parser.parse_args(argv)
+    _consistent(parser, options)
     if options.stepfactor < 2 or options.minbytes > options.maxbytes:
         parser.error("expected -f of at least 2, and -b at most -e")
     options.sizes = []
@@ -132,6 +198,24 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
         options.sizes.append(size)
         size *= options.stepfactor
     return options
+
+
+def _consistent(parser: Parser, options: argparse.Namespace) -> None:
+    """Ends with what is wrong if options do not go together."""
+    only = {"--tune-file": options.tune_file, "-J": options.output_file}
+    alone = [name for name, value in only.items() if value is not None and not options.check]
+    tuning = {"-o": options.output, "--import": options.imported, "--export": options.export}
+    unused = [name for name, value in tuning.items() if value is not None and options.check]
+    if alone:
+        parser.error(f"{alone[0]}: only with --check")
+    if unused:
+        parser.error(f"{unused[0]}: not with --check, which writes no tuning file")
+    if options.merge and options.check:
+        parser.error("--merge: not with --check")
+    if options.merge and (options.imported is not None or options.export is not None):
+        parser.error("--merge: not with --import or --export")
+    if options.output is None and not options.check:
+        parser.error("the following arguments are required: -o/--output")
 
 
 def _size(text: str) -> int:

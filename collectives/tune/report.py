@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topoccl.algorithms.tuning.fit import spread
+from topoccl.collectives.tune.check import Checked
 from topoccl.collectives.tune.session import Outcome, Tuned
 from topoccl.topology.units import format_size, format_time
 
 GOOD = 1.05
-"""A choice within so many times the best measured time is a good one."""
+"""A choice within so many times the best measured time is a good one,"""
+FAIR = 1.1
+"""and within so many one that will do."""
 
 
 def summary(found: Tuned, output: Path) -> str:
@@ -25,13 +28,44 @@ def summary(found: Tuned, output: Path) -> str:
         how = "pulled" if best.candidate.pulls else str(best.segments)
         tried = f"{len(outcome.timed)} candidates" + ("" if outcome.complete else ", too few")
         rows.append((outcome.cell.collective, size, best.candidate.label, how, format_time(float(f"{best.seconds:.3g}")), tried))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = _table(rows)
     if found.fit is not None and found.fit.fitted.constants:
         lines.append(f"fitted: {found.fit.fitted}")
     lines += accuracy(found)
     lines.append(f"{output}: {len(found.tuning.entries)} measurements in {found.seconds:.0f} s")
     return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def check_summary(found: Sequence[Checked]) -> str:
+    """Several lines: of each call the fastest candidate, and for each way to choose its choice, what that takes over the fastest, and how
+    far its predictions are off; then how many choices are good."""
+    ways = list(found[0].chosen)
+    rows = [["collective", "size", "fastest", "time", *(text for way in ways for text in (way, "ratio", "off by")), "of"]]
+    for checked in found:
+        best = checked.best
+        row = [checked.cell.collective, format_size(checked.nbytes), _run(best.key), format_time(float(f"{best.seconds:.3g}"))]
+        for way in ways:
+            ratio = checked.ratio(way)
+            row += [_run(checked.chosen[way]), "-" if ratio is None else f"{ratio:.2f}", _share(checked.errors(way))]
+        rows.append([*row, str(len(checked.runs))])
+    lines = _table(rows)
+    for way in ways:
+        ratios = [checked.ratio(way) for checked in found]
+        close, near = (sum(ratio is not None and ratio <= most for ratio in ratios) for most in (GOOD, FAIR))
+        errors = [error for checked in found for error in checked.errors(way)]
+        within = f"within 5 % of the fastest in {close} of {len(found)} calls, within 10 % in {near}"
+        lines.append(f"{way}: {within}; predictions are off by {_share(errors)} (median)")
+    return "\n".join(lines)
+
+
+def _run(key: tuple[str, int, bool]) -> str:
+    label, segments, pulls = key
+    return f"{label} {'pulled' if pulls else f'x{segments}'}"
 
 
 def accuracy(found: Tuned) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from topoccl.algorithms.choice import Choice
+from topoccl.algorithms.select import Selector
 from topoccl.algorithms.verify import ScheduleError
 from topoccl.collectives.bootstrap import agree, exchange_or_raise
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import ConfigError
-from topoccl.collectives.tune.session import Report, Session, Tuned
+from topoccl.collectives.tune.check import Check, Checked
+from topoccl.collectives.tune.session import Bench, Report, Session, Tuned
 from topoccl.collectives.tune.work import Cell, Worker, slowest
+
+_Found = TypeVar("_Found")
 
 _PATIENCE = 2.0  # budgets that ranks wait for rank 0, which may plan for long
 
@@ -45,19 +49,39 @@ def tune(
         ConfigError: fewer than two ranks.
         TopocclError: a wrong result, or a rank that failed; on every rank.
     """
+
+    def lead(bench: Bench) -> Tuned:
+        where = (communicator.topology, communicator.planner.selector.profile, communicator.transport.name)
+        return Session(bench, *where, collectives, sizes, budget, asked, report).run()
+
+    return _lead(communicator, "tune", budget, lead)
+
+
+def check(
+    communicator: Communicator, ways: Mapping[str, Selector], collectives: Sequence[str], sizes: Sequence[int], budget: float,
+    report: Report = lambda *_: None,
+) -> list[Checked] | None:  # fmt: skip
+    """Measures what each of ``ways`` would choose, and what it might have chosen; arguments, results and errors as for :func:`tune`."""
+
+    def lead(bench: Bench) -> list[Checked]:
+        return Check(bench, communicator.topology, ways, collectives, sizes, budget, report).run()
+
+    return _lead(communicator, "tune --check", budget, lead)
+
+
+def _lead(communicator: Communicator, command: str, budget: float, lead: Callable[[Bench], _Found]) -> _Found | None:
+    """Runs ``lead`` on rank 0 while the others do what its bench asks for."""
     if communicator.size < 2:
-        raise ConfigError("tune measures calls among ranks, and this job has only one; start it with mpirun -n N or torchrun")
+        raise ConfigError(f"{command} measures calls among ranks, and this job has only one; start it with mpirun -n N or torchrun")
     bench = _Bench(communicator, communicator.timeout + _PATIENCE * budget)
     if communicator.rank:
         bench.serve()
         exchange_or_raise(communicator.transport, None, communicator.timeout)
         return None
-    selector = communicator.planner.selector
-    where = (communicator.topology, selector.profile, communicator.transport.name)
     problem: Exception | None = None
-    found: Tuned | None = None
+    found: _Found | None = None
     try:
-        found = Session(bench, *where, collectives, sizes, budget, asked, report).run()
+        found = lead(bench)
     except Exception as error:
         if bench.failed:  # all ranks know
             raise

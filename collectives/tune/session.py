@@ -17,8 +17,8 @@ from typing import Protocol
 from topoccl.algorithms.calibration import Profile
 from topoccl.algorithms.choice import Choice
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
-from topoccl.algorithms.tuning import Measurement, Range, Tuning, fabric_digest
-from topoccl.algorithms.tuning.fit import Fit, Sample, fit, pick, relative_errors
+from topoccl.algorithms.tuning import GAP, Measurement, Range, Tuning, fabric_digest
+from topoccl.algorithms.tuning.fit import Fit, Sample, fit, pick, predicted_seconds, relative_errors
 from topoccl.collectives.tune.candidates import Candidate, candidates
 from topoccl.collectives.tune.race import EARLY, race
 from topoccl.collectives.tune.work import Cell, cell_of
@@ -30,8 +30,12 @@ Report = Callable[[str, int, int], None]
 
 FIT_SHARE = 0.1
 """Of the budget, for each of the two fits at most."""
-FITTED_TO = 40
-"""Measurements that a fit looks at."""
+LATE = 1.1
+"""Of the budget: nothing is predicted for the file after that."""
+FITTED_TO, FEWEST = 40, 12
+"""Measurements that a fit looks at, and as few as it makes do with where time is short."""
+LOOKS = 40
+"""How often a fit looks at each, about."""
 ENOUGH = 1.1
 """A size is covered if every candidate was measured that is predicted to take no longer than so many times the best."""
 FIRST_OVERHEAD = 0.1  # seconds that rank 0 and the others need for one more candidate, until it is known
@@ -231,7 +235,11 @@ class Session:
         if not samples:
             return None
         self._report(step, 0, 1)
-        end = self._bench.clock() + FIT_SHARE * self._budget
+        begun, share = self._bench.clock(), FIT_SHARE * self._budget
+        relative_errors(samples, self._given)
+        each = (self._bench.clock() - begun) / len(samples)
+        samples = samples[: max(FEWEST, min(len(samples), int(share / (LOOKS * each)) if each > 0 else len(samples)))]
+        end = begun + share
         self._last_fit = fit(samples, self._given, lambda: self._bench.clock() > end)
         self._profile = self._last_fit.profile
         self._speed.clear()
@@ -250,9 +258,11 @@ class Session:
                 if label not in best or timed.seconds < best[label].seconds:
                     best[label] = timed
             for label, timed in sorted(best.items(), key=lambda item: item[1].seconds):
-                how = (timed.segments, cell.root, hosts, timed.candidate.pulls)
+                how = (timed.segments, cell.root, hosts, timed.candidate.pulls, self._predicted(outcome, timed))
                 entries.append(Measurement(cell.collective, ranks, label, outcome.nbytes, _rounded(timed.seconds), *how))
             sizes = runs.setdefault((cell.collective, cell.root), [[]])
+            if sizes[-1] and outcome.nbytes > GAP * sizes[-1][-1]:  # what lies between is predicted
+                sizes.append([])
             if outcome.complete:
                 sizes[-1].append(outcome.nbytes)
             else:
@@ -267,6 +277,13 @@ class Session:
             fabric=fabric_digest(self._topology),
             fitted=None if found is None else found.fitted,
         )
+
+    def _predicted(self, outcome: Outcome, timed: Timed) -> float | None:
+        """What the fitted model says of it: how far it was off is carried over to sizes and placements that were not measured."""
+        if self._bench.clock() > self._until(LATE):
+            return None
+        ran = (timed.candidate.schedule, self._topology, outcome.nbytes, timed.segments, timed.seconds, timed.candidate.pulls)
+        return _rounded(predicted_seconds(Sample(*ran), self._profile))
 
 
 def _rounded(seconds: float) -> float:

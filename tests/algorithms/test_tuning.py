@@ -14,6 +14,7 @@ from topoccl.algorithms.registry import algorithms_for
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED
 from topoccl.algorithms.tuning import (
     MAX_SEGMENTS,
+    Fitted,
     Measured,
     Measurement,
     Range,
@@ -22,9 +23,11 @@ from topoccl.algorithms.tuning import (
     dump_tuning,
     fabric_digest,
     load_tuning,
+    merge,
     parse_tuning,
 )
 from topoccl.topology.generators import generate
+from topoccl.topology.graph import Topology
 
 K, M = 1 << 10, 1 << 20
 RING = "ring[channels=2]"
@@ -291,7 +294,7 @@ def test_what_is_no_label(text: str) -> None:
 
 # What goes beyond times
 
-FULL = """topoccl_tuning: 1
+FULL = """topoccl_tuning: 2
 topology: "0123456789ab"
 transport: "mpi"
 fabric: "{fabric}"
@@ -304,7 +307,7 @@ covered:
 - {{collective: all_reduce, ranks: 8, from: 4K, to: 8M, hosts: 4}}
 - {{collective: broadcast, ranks: 8, from: 4, to: 4, root: 1}}
 entries:
-- {{collective: all_reduce, ranks: 8, algorithm: "direct", bytes: 1M, seconds: 12ms, segments: 1, pulls: true}}
+- {{collective: all_reduce, ranks: 8, algorithm: "direct", bytes: 1M, seconds: 12ms, segments: 1, pulls: true, predicted: 11ms}}
 """
 
 
@@ -338,7 +341,7 @@ def test_a_file_of_another_version_is_not_used() -> None:
     tuning = parse_tuning("topoccl_tuning: 7\nwhatever: [1, 2]", "t.yaml")
     assert (
         tuning.mismatch(generate("cluster:2x1"))
-        == "nothing of t.yaml is used: it has version 7 of the format of tuning files; known here: 1"
+        == "nothing of t.yaml is used: it has version 7 of the format of tuning files; known here: 1, 2"
     )
     assert tuning.entries == ()
 
@@ -358,3 +361,102 @@ def test_wrong_parts(old: str, new: str, message: str) -> None:
     with pytest.raises(TuningError) as caught:
         parse_tuning(FULL.format(fabric="0" * 16).replace(old, new), "t.yaml")
     assert message in str(caught.value)
+
+
+# What was measured in several places
+
+
+def part(topology: Topology, *rows: tuple[str, int, float, float | None], fitted: Fitted | None = None, transport: str = "tcp") -> Tuning:
+    """Rows are label, bytes, seconds and what was predicted."""
+    entries = tuple(
+        Measurement("all_reduce", topology.num_ranks, label, nbytes, seconds, 1, predicted=predicted)
+        for label, nbytes, seconds, predicted in rows
+    )
+    return Tuning(entries, topology.digest, transport=transport, fabric=fabric_digest(topology), fitted=fitted)
+
+
+def test_a_file_of_several_places_is_read_and_written() -> None:
+    packed = generate("cluster:4x2")
+    spread = packed.place([0, 2, 4, 6, 1, 3, 5, 7])
+    one = part(packed, ("direct", M, 0.012, 0.011), fitted=Fitted((("network.efficiency", 0.9),)))
+    two = part(spread, ("direct", M, 0.015, None), (RING, M, 0.02, 0.01))
+    merged = merge([one, two])
+    assert parse_tuning(dump_tuning(merged)) == merged
+    assert merged.digest != one.digest
+    for topology, seconds in ((packed, 0.012), (spread, 0.015)):
+        assert merged.mismatch(topology, "tcp") is None
+        assert merged.at(topology, "tcp").seconds("all_reduce", 8, "direct", M) == (seconds, 1, False)
+        assert merged.calibrate(default_profile("tcp"), topology, "tcp").network.efficiency == 0.9
+    other = packed.place([7, 6, 5, 4, 3, 2, 1, 0])
+    assert f"measured on topologies with the digests {packed.digest[:16]}, {spread.digest[:16]}, but" in str(merged.mismatch(other, "tcp"))
+    assert "they were measured over tcp, and this is gloo" in str(merged.mismatch(packed, "gloo"))
+    assert merged.at(other, "tcp").entries == ()
+    assert merged.at(packed, "gloo").entries == ()
+    with pytest.raises(TuningError, match="parts is a list of 0; expected at least one place"):
+        parse_tuning("topoccl_tuning: 2\nparts: []", "t.yaml")
+    with pytest.raises(TuningError, match="entries"):
+        parse_tuning("topoccl_tuning: 2\nparts: [{}]\nentries: []", "t.yaml")
+
+
+def test_a_group_that_was_measured_by_itself_has_its_own_times() -> None:
+    whole = generate("cluster:4x2")
+    pair = whole.place([0, 2])
+    merged = merge([part(whole, ("direct", M, 0.012, None)), part(pair, ("direct", M, 0.003, None))])
+    here = merged.at(whole, "tcp")
+    assert here.seconds("all_reduce", 2, "direct", M) is None
+    assert here.for_group(pair).seconds("all_reduce", 2, "direct", M) == (0.003, 1, False)
+    assert here.for_group(pair).seconds("all_reduce", 8, "direct", M) == (0.012, 1, False)
+    assert here.for_group(whole.place([1, 3])).seconds("all_reduce", 2, "direct", M) is None
+
+
+def test_merging_keeps_the_last_of_what_was_measured_twice() -> None:
+    packed = generate("cluster:4x2")
+    old = part(packed, ("direct", M, 0.012, 0.01), (RING, K, 0.001, None), fitted=Fitted((("network.efficiency", 0.9),)))
+    new = part(packed, ("direct", M, 0.013, 0.01), fitted=Fitted((("network.efficiency", 0.91),)))
+    merged = merge([old, new, part(packed, ("direct", M, 0.5, None), transport="gloo")])
+    assert len(merged.parts) == 2
+    assert merged.at(packed, "tcp").seconds("all_reduce", 8, "direct", M) == (0.013, 1, False)
+    assert merged.at(packed, "tcp").seconds("all_reduce", 8, RING, K) == (0.001, 1, False)
+    assert merged.constants(packed, "tcp") == new.fitted
+    with pytest.raises(TuningError, match=r"one\.yaml: nothing of one\.yaml is used: it has version 9"):
+        merge([old, parse_tuning("topoccl_tuning: 9", "one.yaml")])
+
+
+# How far predictions were off
+
+
+def test_what_was_off_is_off_nearby_and_in_other_placements() -> None:
+    packed = generate("cluster:4x2")
+    tuning = part(packed, ("direct", M, 0.02, 0.01), (RING, M, 0.01, 0.01), ("tree", M, 0.01, 0.01))
+    for topology in (packed, packed.place([0, 2, 4, 6, 1, 3, 5, 7])):
+        here = tuning.at(topology, "tcp")
+        at = [here.factor("all_reduce", 8, "direct", n) for n in (M, 2 * M, 8 * M, 64 * M)]
+        assert 2 > at[0] > at[1] > 1.3 > at[2] > 1.0
+        assert at[3] == pytest.approx(1, abs=0.01)
+        assert here.factor("all_reduce", 8, RING, M) == pytest.approx(1)
+        assert here.factor("all_reduce", 8, "swing", M) == pytest.approx(1)  # the median of all is not off
+        assert here.factor("all_gather", 8, "direct", M) == 1
+        assert here.factor("all_reduce", 4, "direct", M) == pytest.approx(at[0])  # nothing was measured among four
+    for topology, transport in ((packed, "gloo"), (generate("cluster:2x4"), "tcp")):
+        assert tuning.at(topology, transport).factor("all_reduce", 8, "direct", M) == 1
+
+
+def test_what_all_have_in_common_is_expected_of_others_too() -> None:
+    tuning = part(generate("cluster:4x2"), ("direct", M, 0.02, 0.01), (RING, M, 0.02, 0.01))
+    assert 1.5 < tuning.factor("all_reduce", 8, "swing", M) < 2
+    absurd = part(generate("cluster:4x2"), ("direct", M, 20.0, 0.01))
+    assert absurd.factor("all_reduce", 8, "direct", M) == pytest.approx(3)
+
+
+def test_far_between_sizes_predictions_are_corrected_not_times_interpolated() -> None:
+    tuning = part(generate("cluster:4x2"), ("direct", K, 0.001, 0.001), ("direct", 4 * K, 0.002, 0.002), ("direct", M, 0.02, 0.02))
+    assert tuning.seconds("all_reduce", 8, "direct", 2 * K) is not None
+    assert tuning.seconds("all_reduce", 8, "direct", 4500) is not None
+    assert tuning.seconds("all_reduce", 8, "direct", 64 * K) is None
+    assert tuning.seconds("all_reduce", 8, "direct", 8 * M) is None
+
+
+def test_constants_of_version_1_meant_something_else() -> None:
+    old = parse_tuning(FULL.format(fabric="0" * 16).replace("topoccl_tuning: 2", "topoccl_tuning: 1"))
+    assert old.fitted is None
+    assert old.entries == parse_tuning(FULL.format(fabric="0" * 16)).entries

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from topoccl.algorithms.calibration import Profile, default_profile
 from topoccl.algorithms.choice import Choice
 from topoccl.algorithms.spec import CollectiveSpec
@@ -134,7 +136,10 @@ def test_a_session_finds_the_constants_and_the_fastest() -> None:
             assert outcome.best.seconds < 1.05 * predicted_seconds(sample, TRUE)
     text = dump_tuning(found.tuning)
     assert parse_tuning(text) == found.tuning
-    assert [(r.collective, r.least, r.most) for r in found.tuning.covered] == [("all_reduce", 4 * K, M), ("broadcast", 4 * K, M)]
+    ranges = [(4 * K, 4 * K), (32 * K, 32 * K), (256 * K, M)]  # what lies between sizes far apart is predicted
+    assert [(r.collective, r.least, r.most) for r in found.tuning.covered] == [(c, *r) for c in ("all_reduce", "broadcast") for r in ranges]
+    for entry in found.tuning.entries:
+        assert entry.predicted == pytest.approx(entry.seconds, rel=0.25)
     assert "is within 5 % of the fastest in" in summary(found, Path("t.yaml"))
 
 
