@@ -2,7 +2,8 @@
 
 A step of a segment becomes its receives, then a ``calc`` to which they and everything the step waits for lead, then its sends.
 Receives require nothing, since ours are posted in time. A ``calc`` takes no time: how long copies and sums take depends on a machine,
-and is for whoever simulates to say; ``cpu`` numbers the lane, so that lanes of a rank run side by side.
+and is for whoever simulates to say; ``cpu`` numbers the lane, so that lanes of a rank run side by side. Ways that a schedule names for its
+messages are left out: GOAL has no word for them.
 """
 
 from __future__ import annotations

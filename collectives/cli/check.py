@@ -14,6 +14,7 @@ from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.cli import Subparsers
 from topoccl.topology.bounds import lower_bound
 from topoccl.topology.generators import known_shapes
+from topoccl.topology.graph import Topology
 from topoccl.topology.load import load, require_ranks
 from topoccl.topology.units import format_size, format_time, parse_size
 
@@ -37,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     schedule = read_msccl(args.schedule.read_text(encoding="utf-8"))
     spec = schedule.spec
+    topology = None if args.topology is None else require_ranks(load(args.topology), spec.ranks)
     report: dict[str, Any] = {
         "schedule": schedule.algorithm,
         "collective": spec.collective,
@@ -47,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
         "problem": None,
     }
     try:
-        proof = verify(schedule)
+        proof = verify(schedule, topology=topology)
         report |= {"messages": proof.messages, "depth": proof.depth, "in_place": _in_place(schedule)}
     except ScheduleError as error:
         report |= {"right": False, "problem": str(error)}
-    if report["right"] and args.topology is not None:
-        report |= _compare(schedule, args.topology, parse_size(args.size))
+    if report["right"] and topology is not None:
+        report |= _compare(schedule, topology, parse_size(args.size))
     print(json.dumps(report, indent=2) if args.json else _text(report))
     return 0 if report["right"] else WRONG
 
@@ -64,10 +66,9 @@ def _in_place(schedule: Schedule) -> bool:
         return False
 
 
-def _compare(schedule: Schedule, text: str, nbytes: int) -> dict[str, Any]:
+def _compare(schedule: Schedule, topology: Topology, nbytes: int) -> dict[str, Any]:
     """What the schedule takes on a fabric with links alone, for one size and for endless calls, beside the bound."""
     spec = schedule.spec
-    topology = require_ranks(load(text), spec.ranks)
     model = CostModel(schedule, topology)
     best = model.choose_segments(block_bytes(spec, nbytes))
     bound = lower_bound(topology, spec.collective, nbytes, spec.root)
