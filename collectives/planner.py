@@ -229,7 +229,9 @@ class Planner:
     def _wire(self, schedule: Schedule) -> list[Wiring]:
         found = self._wirings.get(schedule.digest)
         if found is None:
-            found = self._wirings[schedule.digest] = [Wiring(schedule, ranks, self._rails) for ranks in (*self._shared, ())]
+            found = self._wirings[schedule.digest] = [
+                Wiring(schedule, ranks, self._rails, self.selector.topology) for ranks in (*self._shared, ())
+            ]
         return found
 
     def _kernel(self, op: str | None, dtype: DType) -> Fold:

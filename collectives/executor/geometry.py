@@ -43,6 +43,11 @@ class Geometry:
         """Elements of a block."""
         return self._size if self._sizes is None else self._sizes[block]
 
+    @property
+    def equal(self) -> bool:
+        """Whether all blocks are of one size."""
+        return self._sizes is None or len(set(self._sizes)) == 1
+
     def cuts(self, block: int) -> list[list[int]]:
         """``cuts(b)[s][j]:cuts(b)[s][j + 1]`` is chunk j of segment s, in elements from the start of block b."""
         size = self.block_size(block)

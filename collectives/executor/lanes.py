@@ -25,7 +25,7 @@ _POLL = 100e-6  # first sleep on the transport while something in shared memory 
 _LONGEST_POLL = 1e-3  # longest,
 _PATIENCE = 0.25  # and when nothing is
 
-_Bytes = tuple[int, int, int, int, int, int]  # peer, tag, rail, buffer, first and last byte
+_Bytes = tuple[int, int, int, int, int, int, float]  # peer, tag, rail, buffer, first and last byte, share of the rate
 _Step = tuple[Act | None, tuple[Mark, ...], tuple[Mark, ...], tuple[_Bytes, ...], tuple[int, ...], tuple[int, ...]]
 _RAN = -1
 
@@ -107,7 +107,7 @@ class Flow:
 
 
 def _bytes(message: NetMessage, itemsize: int) -> _Bytes:
-    return message.peer, message.tag, message.rail, message.buf, message.lo * itemsize, message.hi * itemsize
+    return message.peer, message.tag, message.rail, message.buf, message.lo * itemsize, message.hi * itemsize, message.share
 
 
 class LaneRun:
@@ -158,7 +158,7 @@ class LaneRun:
         receives, next_post, posts, octets, postable = self.flow.receives, self.flow.next_post, self.posts, self.octets, self.postable
         irecv, opened = self.transport.irecv, self.open
         for item in postable:  # grows while it is walked through
-            for peer, tag, rail, buf, lo, hi in receives[item]:
+            for peer, tag, rail, buf, lo, hi, _ in receives[item]:
                 request = irecv(peer, tag, octets[buf][lo:hi], rail)
                 if request.done:
                     self._through(request, item)
@@ -190,8 +190,8 @@ class LaneRun:
                 if sends:
                     if item in left_behind:
                         self.leaving[item] = len(sends)
-                    for peer, tag, rail, buf, lo, hi in sends:
-                        request = isend(peer, tag, octets[buf][lo:hi], rail)
+                    for peer, tag, rail, buf, lo, hi, share in sends:
+                        request = isend(peer, tag, octets[buf][lo:hi], rail, share)
                         if request.done:
                             self._through(request, ~item)
                         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
@@ -23,6 +23,7 @@ _MAX_SEGMENTS = 1 << 14
 _PIECE = 512 << 10  # bytes of a peer's buffer that are folded at once
 _PIECES = 1 << 20  # ... and of all peers' buffers, unless that makes them shorter than
 _LEAST_PIECE = 128 << 10
+_LEAST_SHARE = 1 / 64
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,7 @@ class Lowering:
         flat = None
         if self.hazards is not None and self.frame is None:
             self._add_orders(items, position, length_of)
+            self._share_out(items)
         else:
             flat = _fused(self._flatten(items, position, length_of))
         shows = None
@@ -395,6 +397,24 @@ class Lowering:
                 item.awaits = tuple(dict.fromkeys(awaits))
                 if item.receives and number:
                     item.ahead = 1 if item.staged else self._ahead(lane_items, number)
+
+    def _share_out(self, items: list[list[Item]]) -> None:
+        """Has messages that leave at once share the links between hosts: as is best for all ranks where blocks are equal, else by their
+        sizes among those of this rank."""
+        sending = [item for lane in items for item in lane if item.sends]
+        if not sending or not self.wiring.at_once:
+            return
+        shares: dict[int, float] = {}
+        if self.geometry.equal:
+            shares = {to: share for (rank, to), share in self.wiring.shares.items() if rank == self.site.rank}
+        else:
+            for item in sending:
+                for message in item.sends:
+                    shares[message.peer] = shares.get(message.peer, 0.0) + message.hi - message.lo
+            total = sum(shares.values())
+            shares = {to: max(size / total, _LEAST_SHARE) for to, size in shares.items()} if total else {}
+        for item in sending:
+            item.sends = tuple(replace(message, share=shares.get(message.peer, 1.0)) for message in item.sends)
 
     def _ahead(self, lane: list[Item], number: int) -> int:
         """How many of the items before ``number`` of its lane may still run when its messages begin to arrive where they belong."""

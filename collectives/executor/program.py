@@ -21,7 +21,8 @@ Mark = tuple[int, int]  # (index of a counter in the arena, messages counted wit
 
 @dataclass(frozen=True, slots=True)
 class NetMessage:
-    """A message over a rail of the transport: peer, tag, and the elements ``lo:hi`` of buffer ``buf`` (see actions.Ref)."""
+    """A message over a rail of the transport: peer, tag, the elements ``lo:hi`` of buffer ``buf`` (see actions.Ref), and what share of the
+    way's rate it should take."""
 
     peer: int
     tag: int
@@ -29,6 +30,7 @@ class NetMessage:
     lo: int
     hi: int
     rail: int = 0
+    share: float = 1.0
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,10 @@ import numpy as np
 
 from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.shares import at_once, fair_shares
 from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.executor.geometry import Geometry
+from topoccl.topology.graph import Topology
 from topoccl.topology.rails import RailTable
 
 _LINE = 64
@@ -35,12 +37,16 @@ class Ring:
 
 class Wiring:
     """What lowering needs of a schedule that does not depend on sizes: its rings among the ranks ``local`` that share memory, orders of
-    its steps, and the rails of its messages, of which ``rails`` knows what number the transport gives them (None: it has only one)."""
+    its steps, the rails of its messages, of which ``rails`` knows what number the transport gives them (None: it has only one), and how
+    messages share the links of ``topology``."""
 
-    def __init__(self, schedule: Schedule, local: Sequence[int], rails: RailTable | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, local: Sequence[int], rails: RailTable | None = None, topology: Topology | None = None
+    ) -> None:  # fmt: skip
         self.schedule = schedule
         self.local = frozenset(local)
         self._rails = rails
+        self._topology = topology
         self._sequences: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._hazards: dict[tuple[int, bool], Hazards] = {}
         self.rings: dict[int, list[Ring]] = {rank: [] for rank in local}
@@ -93,6 +99,17 @@ class Wiring:
             src, channel, rail = int(schedule.lane_rank[lane]), int(schedule.lane_channel[lane]), int(schedule.lane_rail[lane])
             found.update(((src, dst, channel), rail) for dst in np.unique(targets).tolist())
         return found
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Whether all messages between hosts leave at once."""
+        return self._topology is not None and at_once(self.schedule, self._topology)
+
+    @cached_property
+    def shares(self) -> dict[tuple[int, int], float]:
+        """What share of the rate of the way from rank to rank their messages should take; only for those that leave :attr:`at_once`."""
+        assert self._topology is not None
+        return fair_shares(self.schedule, self._topology)
 
     def sequence(self, rank: int, segments: int) -> list[tuple[int, int]]:
         """(segment, step) of all of a rank's steps, in an order in which every rank can run its own one after the other."""

@@ -108,8 +108,9 @@ class Transport(ABC):
         return f"{self.name} rank {self.rank} of {self.size}"
 
     @abstractmethod
-    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
-        """Begins to send ``data``; ``0 <= tag < 2**16``."""
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0) -> Request:
+        """Begins to send ``data``; ``0 <= tag < 2**16``. ``share`` of the rate of the way is what it should take, beside others that
+        leave at the same time, where the medium can see to that."""
 
     @abstractmethod
     def irecv(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
@@ -181,9 +182,11 @@ class Message(Request):
     """A request together with what a medium needs to carry it. ``peer`` and ``tag`` are those of the medium (a receive's peer may
     be :data:`ANY_SOURCE`)."""
 
-    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "rail", "tag")
+    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "rail", "share", "tag")
 
-    def __init__(self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0) -> None:
+    def __init__(
+        self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0
+    ) -> None:  # fmt: skip
         self.done = False
         self.error = None
         self.endpoint = endpoint
@@ -192,6 +195,7 @@ class Message(Request):
         self.tag = tag
         self.data = data
         self.rail = rail
+        self.share = share
         self.nbytes = len(data)
 
     def __str__(self) -> str:
@@ -293,17 +297,17 @@ class Endpoint(Transport):
         """The rank in this group of a rank of the medium."""
         return self._local[world]
 
-    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0) -> Request:
         if not 0 <= peer < self.size:
             raise ValueError(f"{self}: cannot send to rank {peer}; known ranks are 0 to {self.size - 1}")
-        return self._begin(True, self._ranks[peer], tag, data, rail)
+        return self._begin(True, self._ranks[peer], tag, data, rail, share)
 
     def irecv(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
         if not -1 <= peer < self.size:
             raise ValueError(f"{self}: cannot receive from rank {peer}; known ranks are 0 to {self.size - 1}, and -1 for any")
         return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data, rail)
 
-    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int) -> Request:
+    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int, share: float = 1.0) -> Request:
         if not 0 <= tag < 1 << TAG_BITS:
             raise ValueError(f"{self}: tag {tag} is not in 0 to {(1 << TAG_BITS) - 1}")
         if not 0 <= rail < self.rails:
@@ -314,7 +318,7 @@ class Endpoint(Transport):
             raise ValueError(f"{self}: cannot receive into a read-only array of {len(data)} bytes")
         if _process[0] != self._pid:
             raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {_process[0]}")
-        message = Message(self, is_send, world, self._base | tag, data, rail)
+        message = Message(self, is_send, world, self._base | tag, data, rail, share)
         message.source = self.rank if is_send else self._local.get(world, ANY_SOURCE)
         with self._lock:
             if self._closed:

@@ -33,6 +33,7 @@ _BACKLOG = 4096
 # message so many bytes are let come before, and so many are handed over at once, where the system lets us have such buffers.
 _WAKE = 512 * 1024
 _UNSENT = 1 << 20  # the kernel doubles it
+_LONG = 32 * 1024  # bytes from which a message says how fast what is on its connection leaves
 _SO_MAX_PACING_RATE = 47
 _FASTEST_PACE = (1 << 32) - 2  # of the 32 bits that every kernel takes; one more means no limit
 # A host that has vanished without a word is noticed after a minute.
@@ -95,6 +96,8 @@ class Outgoing:
         self._views: deque[tuple[memoryview, Message | None]] = deque()
         self._views.append((memoryview(_HELLO.pack(_MAGIC, token, rank, rail)), None))
         self._staged = 0  # bytes of them
+        self._pace = pace
+        self._share = 1.0  # of that
         self._socket = socket.socket(_family(where[0]), socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
@@ -179,6 +182,9 @@ class Outgoing:
                 views[0] = view[left:], message
 
     def _stage(self, message: Message) -> None:
+        if message.share != self._share and message.nbytes >= _LONG and self._pace:
+            self._share = message.share
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(self._pace * self._share), _FASTEST_PACE))
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
