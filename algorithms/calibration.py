@@ -17,7 +17,7 @@ PULL_FROM = 512 << 10
 are folded, which reads a copy in cache anyway, the double; where all read the same, four times as many."""
 
 
-TURN = 5e-6
+TURN = 1e-6
 """Seconds of its processor that a rank loses by each message for each other rank on its core, since they run with cold caches then,"""
 TURNS = 25e-6
 """and seconds that each of these others may use the core before a message is seen."""

@@ -333,7 +333,8 @@ class Lowering:
             self._add_orders(items, position, length_of)
             self._share_out(items)
         else:
-            flat = _fused(self._flatten(items, position, length_of))
+            ordered = self._flatten(items, position, length_of)
+            flat = _fused(ordered)
         shows = None
         if self.frame is not None:
             assert self.site.arena is not None
@@ -345,7 +346,6 @@ class Lowering:
             shows = Shows(self.site.arena.shown(self.site.member[rank], self.parity), self.frame, drained)
         short = None
         if flat is not None and len(flat) <= SHORT and not self.scratch and shows is None:
-            ordered = self._flatten(items, position, length_of)
             short = Short([(item.guards, item.moves, item.signals) for item in ordered], self.whole)
         return Program(items, flat, self.scratch, shows, self.waits_for, self.traffic, short)
 
@@ -365,7 +365,7 @@ class Lowering:
         if len(items) == 1:
             return items[0]
         flat = []
-        for segment, step in self.wiring.sequence(self.site.rank, self.geometry.segments):
+        for segment, step in self.wiring.sequence(self.site.rank, self.geometry.segments, pulls=self.frame is not None):
             lane, index = position[step]
             flat.append(items[lane][segment * length_of[lane] + index])
         return flat

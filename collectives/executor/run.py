@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.executor.stamped import Calls
     from topoccl.collectives.transports.base import Transport
 
+_TRIES = range(4)  # yields before time is taken
 _NO_FLAGS = memoryview(b"\0" * 8).cast("q")
 
 
@@ -122,9 +123,11 @@ class Runner:
             for _ in spins:
                 if flags[word] >= value:
                     return
-            yielding()
-            if flags[word] < value:
-                self.wait(word, value, timeout, what, program.waits_for)
+            for _ in _TRIES:
+                yielding()
+                if flags[word] >= value:
+                    return
+            self.wait(word, value, timeout, what, program.waits_for)
 
         return wait
 
