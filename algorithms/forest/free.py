@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from topoccl.algorithms.forest.laying import lay
-from topoccl.algorithms.forest.packing import Arborescence, pack
+from topoccl.algorithms.forest.packing import pack
 from topoccl.algorithms.forest.pieces import bounded, over_ranks, paired, shared_out, trees_of
-from topoccl.algorithms.forest.scaling import GOOD, shrink
+from topoccl.algorithms.forest.scaling import GOOD, round_down, shrink
 from topoccl.algorithms.forest.splitting import Splitter, feasible
 from topoccl.algorithms.forest.spreading import Spread
 from topoccl.algorithms.forest.trees import Piece
@@ -24,9 +25,10 @@ from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, host_groups, network_of
 from topoccl.topology.graph import Topology
 
-MOST_EDGES = 1 << 14
+MOST_EDGES = 1 << 15
 """Exact trees may have so many edges in all; else fewer trees are taken that lose a little."""
 _ROUNDED = 8
+"""Up to so many trees per root all numbers are tried."""
 
 Widths = Mapping[Arc, Fraction]
 Ways = Mapping[Arc, Sequence[tuple[Fraction, Way]]]
@@ -36,7 +38,7 @@ def free_pieces(topology: Topology, collective: str, root: int | None, k: int) -
     """The pieces of ``collective`` among the ranks of ``topology``, with the way of every message.
 
     Args:
-        k: trees per root before they are cut where they change ways; 0 takes as many as are exact.
+        k: at most so many trees per root, before they are cut where they change ways; 0 takes as many as are exact.
 
     Raises:
         ValueError: the trees do not fit.
@@ -112,38 +114,73 @@ def _spread(widths: Widths, ways: Ways, weights: Mapping[int, Fraction], ranks: 
     common = math.lcm(*(x.denominator for x in (*widths.values(), *weights.values(), *amounts)))
     shared = math.gcd(*(int(x * common) for x in (*widths.values(), *weights.values(), *amounts)))
     scale = Fraction(common, shared)
+    roots = {vertex: int(weight * scale) for vertex, weight in weights.items() if weight}
     rows: dict[Arc, dict[Way, int]] = {}
     for arc, row in ways.items():
         mine = rows[arc] = {}
         for part, way in row:
             mine[way] = mine.get(way, 0) + int(part * scale)
-    splitter = Splitter(
-        {arc: int(width * scale) for arc, width in widths.items() if width},
-        {vertex: int(weight * scale) for vertex, weight in weights.items() if weight},
-        ranks,
-        refine=False,
-        ways=WayMap(rows),
-    )
-    splitter.run()
-    assert splitter.ways is not None
-    rows = splitter.ways.rows
-    whole, count = sum(splitter.weights.values()), len(splitter.weights)
+    split = _without_switches(rows, roots, ranks)
+    whole, count = sum(roots.values()), len(roots)
+    fits = feasible(split.capacities, roots, ranks)
     exact: Spread | None = None
-    if feasible(splitter.capacities, splitter.weights, ranks) and (not k or whole <= k * count):
-        trees = lay(pack(splitter.capacities, splitter.weights, list(ranks)), rows, Fraction(1))
-        exact = _made(trees, 1.0)
-        most = max(Counter(tree.root for tree in trees).values())  # blocks get equally many pieces
+    if fits and (not k or whole <= k * count):
+        exact = _laid(split, roots, ranks, Fraction(1), 1.0)
+        most = max(Counter(tree.root for tree in exact.trees).values())  # blocks get equally many pieces
         if k or most * count * len(ranks) <= MOST_EDGES:
             return exact
-    found = shrink(splitter.capacities, splitter.weights, ranks, [count * each for each in ([k] if k else range(1, _ROUNDED + 1))])
-    if exact is not None and found[2] < GOOD:
-        return exact
-    room = Fraction(sum(found[1].values()), whole) / Fraction(found[2]).limit_denominator(1 << 13)
-    return _made(lay(pack(found[0], found[1], list(ranks)), rows, room), found[2])
+    totals = [count * each for each in sorted({*range(1, min(k or _ROUNDED, _ROUNDED) + 1), k or _ROUNDED})]
+    rounded = [found for found in (_rounded_after(split, roots, ranks, totals), _rounded_before(rows, roots, ranks, totals)) if found]
+    best = max(rounded, key=lambda found: found.share, default=exact)
+    if best is None:
+        raise ValueError(f"no {totals} trees fit among {len(ranks)} ranks")
+    return exact if exact is not None and best.share < GOOD else best
 
 
-def _made(trees: Sequence[Arborescence], share: float) -> Spread:
-    weights: dict[int, int] = {}
+def _without_switches(rows: Mapping[Arc, Mapping[Way, int]], weights: dict[int, int], ranks: Sequence[int]) -> Splitter:
+    """What is left when all switches are split off, in whole units."""
+    capacities = {arc: width for arc, row in rows.items() if (width := sum(row.values()))}
+    splitter = Splitter(capacities, dict(weights), ranks, refine=False, ways=WayMap(rows))
+    splitter.run()
+    return splitter
+
+
+def _laid(split: Splitter, weights: Mapping[int, int], ranks: Sequence[int], room: Fraction, share: float) -> Spread:
+    assert split.ways is not None
+    trees = lay(pack(split.capacities, weights, list(ranks)), split.ways.rows, room)
+    sums: dict[int, int] = {}
     for tree in trees:
-        weights[tree.root] = weights.get(tree.root, 0) + tree.weight
-    return Spread(tuple(trees), weights, share)
+        sums[tree.root] = sums.get(tree.root, 0) + tree.weight
+    return Spread(tuple(trees), sums, share)
+
+
+def _rounded_after(split: Splitter, weights: Mapping[int, int], ranks: Sequence[int], totals: Sequence[int]) -> Spread | None:
+    """Few trees in what is left without switches, rounded."""
+    try:
+        capacities, rounded, share = shrink(split.capacities, weights, ranks, totals)
+    except ValueError:
+        return None
+    room = Fraction(sum(rounded.values()), sum(weights.values())) / Fraction(share).limit_denominator(1 << 13)
+    return _laid(replace(split, capacities=capacities), rounded, ranks, room, share)
+
+
+def _rounded_before(
+    rows: Mapping[Arc, Mapping[Way, int]], weights: Mapping[int, int], ranks: Sequence[int], totals: Sequence[int]
+) -> Spread | None:
+    """Few trees in a network that is rounded first, as ForestColl does: a switch then gives its whole width to few arcs."""
+    capacities = {arc: width for arc, row in rows.items() if (width := sum(row.values()))}
+    found = round_down(capacities, weights, ranks, totals)
+    if found is None:
+        return None
+    small, rounded, share = found
+    scale = Fraction(sum(rounded.values()), sum(weights.values())) / Fraction(share).limit_denominator(1 << 16)
+    split = _without_switches({arc: _rounded_row(rows[arc], scale, width) for arc, width in small.items()}, rounded, ranks)
+    return _laid(split, rounded, ranks, Fraction(1), share) if feasible(split.capacities, rounded, ranks) else None
+
+
+def _rounded_row(row: Mapping[Way, int], scale: Fraction, width: int) -> dict[Way, int]:
+    """Whole numbers that sum to ``width``, near ``row`` times ``scale``."""
+    parts = {way: math.floor(amount * scale) for way, amount in row.items()}
+    for way in sorted(row, key=lambda way: parts[way] - row[way] * scale)[: width - sum(parts.values())]:
+        parts[way] += 1
+    return {way: part for way, part in parts.items() if part}

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from topoccl.algorithms.forest.packing import Arborescence, pack
-from topoccl.algorithms.forest.scaling import GOOD, shrink
+from topoccl.algorithms.forest.scaling import GOOD, round_down, shrink
 from topoccl.algorithms.forest.splitting import Allowed, Capacities, Splitter, feasible
-
-_STEPS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -60,28 +58,7 @@ def _rounded_first(
     allowed: Allowed,
 ) -> tuple[Capacities, dict[int, int], float] | None:
     """Capacities rounded down before the switches go: arcs that are equal both ways stay so, and shares of switches are not lost."""
-    whole = sum(weights.values())
-    best: tuple[Capacities, dict[int, int], float] | None = None
-    for total in totals:
-        if total % len(weights):
-            continue
-        equal = dict.fromkeys(weights, total // len(weights))
-
-        def scaled(step: int, total: int = total) -> Capacities:
-            found = {a: c * total * (_STEPS + step) // (whole * _STEPS) for a, c in capacities.items()}
-            return {a: c for a, c in found.items() if c}
-
-        low, high = -1, 2 * _STEPS
-        if not feasible(scaled(high), equal, ranks):
-            continue
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if feasible(scaled(middle), equal, ranks) else (middle, high)
-        share = _STEPS / (_STEPS + high)
-        if best is None or share > best[2] * 1.002:
-            best = (scaled(high), equal, share)
-            if share >= GOOD:
-                break
+    best = round_down(capacities, weights, ranks, [total for total in totals if total % len(weights) == 0])
     if best is None:
         return None
     splitter = Splitter(best[0], best[1], ranks, refine=False, allowed=allowed)

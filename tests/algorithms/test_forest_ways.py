@@ -107,6 +107,14 @@ def test_generated_fabrics_exactly(spec: str, collective: str) -> None:
     assert forest.share == exactly(forest)
 
 
+def test_few_trees_lose_little() -> None:
+    """ForestColl's figure for one tree per root on 2 x 8 A100, and a broadcast by one tree over eight accelerators on one switch."""
+    assert check(load("dgx-a100:2"), "all_gather", k=1).share == pytest.approx(342.9 / 346.7, rel=1e-3)
+    assert check(load("dgx-h100:1"), "broadcast", k=1).share > 0.98
+    shares = [check(load("racks:2x2x2,oversub=4"), "broadcast", k=k).share for k in (1, 2, 4)]
+    assert shares == sorted(shares)
+
+
 @settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(fabrics(switches=4), st.sampled_from(COLLECTIVES), st.integers(0, 4))
 def test_any_graph_with_switches_exactly(topology: Topology, collective: str, root: int) -> None:
