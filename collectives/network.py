@@ -13,7 +13,7 @@ from topoccl.collectives.logging import Logger, Subsystem
 from topoccl.collectives.transports.rendezvous import address_among
 from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
 from topoccl.collectives.transports.tcp import Pace, tcp_transport, unpaced
-from topoccl.topology.discovery import HostFacts
+from topoccl.topology.discovery import HostFacts, discover_host
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import routes_of
 
@@ -75,12 +75,30 @@ def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:
     return pace
 
 
-def asked_for(transport: Transport, config: Config) -> Transport:
-    """For those who measure what there is, and do not know the fabric yet: sockets without a pace if these were asked for, else
-    ``transport``. Every rank calls this; errors as for :func:`open_tcp`."""
-    if config.transport != "tcp":
+def for_measuring(transport: Transport, config: Config, logger: Logger) -> Transport:
+    """What :func:`over_tcp` goes on with, without a pace, for those who measure what there is and do not know the fabric yet. Every rank
+    calls this; errors as there."""
+    if config.transport not in ("auto", "tcp"):
         return transport
-    wide = open_tcp(transport, [address_among(transport, config.socket_ifname, config.timeout)], config.timeout, unpaced)
+    if config.transport == "auto":
+        mine: tuple[HostFacts, str] | Exception
+        try:
+            seen = discover_host()
+            mine = seen, config.hostid or seen.host_id
+        except Exception as error:  # told to all ranks
+            mine = error
+        told = exchange_or_raise(transport, mine, config.timeout)
+        better = transport.name == "mpi" and rdma_of([seen for seen, _ in told]) is not None
+        if better or len({host for _, host in told}) < 2:
+            return transport
+    try:
+        own = address_among(transport, config.socket_ifname, config.timeout)
+        wide = open_tcp(transport, [own], config.timeout, unpaced, min(config.timeout, _PATIENCE))
+    except TopocclError as problem:
+        if config.transport == "tcp":
+            raise
+        logger.warn_once("tcp", Subsystem.NET, "sockets are not used, but %s: %s", transport.name, problem)
+        return transport
     transport.close()
     return wide
 

@@ -13,7 +13,7 @@ from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
 from topoccl.collectives.config import Config, trace_requested
 from topoccl.collectives.errors import ConfigError, TopocclError
-from topoccl.collectives.network import asked_for
+from topoccl.collectives.network import for_measuring
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.probe.report import summary
 from topoccl.collectives.probe.runner import probe
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args.argv, speaks=info.rank == 0)
     try:
         met, config = open_job(info, transport=options.transport)
-        transport = asked_for(met, config)
+        transport = for_measuring(met, config, config.logger(met.rank))
         _probe(transport, config, options)
         transport.close()
     except (TopocclError, TopologyError, OSError) as error:
