@@ -10,6 +10,7 @@ from topoccl.collectives.errors import TopocclError
 from topoccl.collectives.executor import arena as arenas
 from topoccl.collectives.executor.reach import Door, Reach, opens
 from topoccl.collectives.transports.base import Transport
+from topoccl.topology.discovery import HostFacts
 from topoccl.topology.graph import Topology, TopologyError
 
 
@@ -59,6 +60,14 @@ class Neighbours:
         for rank, host in enumerate(self.hosts):
             found.setdefault(host, []).append(rank)
         return [tuple(ranks) for ranks in found.values()]
+
+
+def crowd_of_machines(facts: Sequence[HostFacts]) -> float:
+    """How many ranks share a core of the fullest machine, whatever hosts they count as."""
+    machines: dict[str, list[HostFacts]] = {}
+    for rank, seen in enumerate(facts):
+        machines.setdefault(seen.boot_id or f"rank {rank}", []).append(seen)
+    return max(len(ranks) / max(1, len(set().union(*(seen.affinity for seen in ranks)))) for ranks in machines.values())
 
 
 def meet(

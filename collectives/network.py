@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from topoccl.collectives.bootstrap import exchange, exchange_or_raise
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.hosts import crowd_of_machines
 from topoccl.collectives.logging import Logger, Subsystem
 from topoccl.collectives.transports.rendezvous import address_among
 from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
 _PATIENCE = 30.0
+_SPINS = 300  # looks for a stamped message before a rank with a core of its own sleeps: waking it takes longer than most waits
 
 
 def over_tcp(
@@ -44,7 +46,8 @@ def over_tcp(
     patience = timeout if config.transport == "tcp" else min(timeout, _PATIENCE)
     try:
         own = address_among(transport, config.socket_ifname, timeout)
-        wide = open_tcp(transport, [own], timeout, pace_of(transport.rank, topology, facts), patience)
+        pace = pace_of(transport.rank, topology, facts)
+        wide = open_tcp(transport, [own], timeout, pace, patience, spins_among(facts))
     except TopocclError as problem:
         if config.transport == "tcp":
             raise
@@ -52,6 +55,11 @@ def over_tcp(
         return transport
     transport.close()
     return wide
+
+
+def spins_among(facts: Sequence[HostFacts]) -> int:
+    """How often ranks with ``facts`` look before they sleep: not where any machine has more ranks than cores."""
+    return 0 if crowd_of_machines(facts) > 1 else _SPINS
 
 
 def rdma_of(facts: Sequence[HostFacts]) -> str | None:
@@ -103,7 +111,9 @@ def for_measuring(transport: Transport, config: Config, logger: Logger) -> Trans
     return wide
 
 
-def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace, patience: float | None = None) -> Transport:
+def open_tcp(
+    transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace, patience: float | None = None, spins: int = 0
+) -> Transport:
     """Sockets among the ranks of ``transport``, which stays open; every rank calls this.
 
     Args:
@@ -111,6 +121,7 @@ def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pac
         timeout: seconds.
         pace: of what this rank sends.
         patience: seconds for the first words among all ranks, where these are not ``timeout``.
+        spins: as for :func:`tcp_transport`.
 
     Raises:
         ConfigError: this or another rank cannot listen at an address; on every rank.
@@ -126,7 +137,7 @@ def open_tcp(transport: Transport, addresses: Sequence[str], timeout: float, pac
             problem = ConfigError(f"cannot listen at {addresses[len(listeners)]}: {error.strerror or error}")
         mine = ([(listener.address, listener.port) for listener in listeners], secrets.token_bytes(TOKEN_BYTES))
         told = exchange_or_raise(transport, problem or mine, timeout)
-        wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace)
+        wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace, spins)
         try:
             exchange(wide, None, timeout if patience is None else patience)
         except TopocclError as error:

@@ -10,7 +10,7 @@ from topoccl.collectives.bootstrap import exchange, exchange_or_raise, share_sto
 from topoccl.collectives.config import Config, variable_of
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
-from topoccl.collectives.network import open_tcp, pace_of, rdma_of
+from topoccl.collectives.network import open_tcp, pace_of, rdma_of, spins_among
 from topoccl.collectives.transports.rendezvous import source_address
 from topoccl.topology.discovery import HostFacts, NicFacts
 from topoccl.topology.discovery.assemble import nic_name
@@ -43,7 +43,7 @@ def over_rails(
         if config.transport == "gloo":
             wide = _over_gloo(transport, own, config, timeout)
         else:
-            wide = open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts))
+            wide = open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts), spins=spins_among(facts))
     except TopocclError as problem:
         if insists:
             raise ConfigError(f"{variable_of('rails')}=1: {problem}") from None

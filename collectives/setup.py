@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.forests import keep_forests
-from topoccl.collectives.hosts import Neighbours, meet, seat
+from topoccl.collectives.hosts import Neighbours, crowd_of_machines, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.network import over_tcp
 from topoccl.collectives.opening import open_job
@@ -88,7 +87,7 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         transport = over_tcp(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name).on_hosts(
-        neighbours.crowd, attach=neighbours.reach is not None, machine=_crowd_of_machines(seen.facts)
+        neighbours.crowd, attach=neighbours.reach is not None, machine=crowd_of_machines(seen.facts)
     )
     tuning = seen.tuning
     if not seen.share:
@@ -106,14 +105,6 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         Subsystem.INIT, "rank %d of %d over %s on %s, %s", transport.rank, transport.size, transport.name, socket.gethostname(), topology
     )
     return Communicator(transport, topology, neighbours, config, logger, selector, name, limit, rails)
-
-
-def _crowd_of_machines(facts: Sequence[HostFacts]) -> float:
-    """How many ranks share a core of the fullest machine, whatever hosts they count as."""
-    machines: dict[str, list[HostFacts]] = {}
-    for rank, seen in enumerate(facts):
-        machines.setdefault(seen.boot_id or f"rank {rank}", []).append(seen)
-    return max(len(ranks) / max(1, len(set().union(*(seen.affinity for seen in ranks)))) for ranks in machines.values())
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<QQQ")  # tag and bytes of a message, and its stamp, 0 for none
 _HELLO = struct.Struct("<8s16sII")  # magic, token, rank, rail: the first bytes on a connection
+_BOTH = 1 << 31  # with the rail: of a connection on which both ends send
 _MAGIC = b"topoccl1"
 TOKEN_BYTES = 16
 _BUFFER = 64 * 1024  # bytes read ahead of what is known to come
@@ -82,44 +83,51 @@ class Listener:
 
 
 class Outgoing:
-    """A connection on which this rank sends."""
+    """What leaves on a connection."""
 
-    def __init__(self, peer: int, where: tuple[str, int], own: str, token: bytes, rank: int, rail: int, pace: float) -> None:
-        """Begins to connect; ``pace`` is in bytes/s, 0 for no limit. Raises OSError."""
+    def __init__(self, peer: int, rail: int, connection: socket.socket, pace: float, hello: bytes) -> None:
+        """``hello`` is what this rank says first, as soon as it is connected; without it, it is. ``pace`` is in bytes/s, 0 for no limit."""
         self.peer = peer
         self.rail = rail
         self.since = time.monotonic()
-        self.armed = True  # whether it is to be told when there is room
-        self._ready = False
+        self.armed = bool(hello)  # whether it is to be told when there is room
+        self._ready = not hello
         self._waiting: deque[Message] = deque()  # not begun
         # Bytes that leave next, each with the message that has left after it.
         self._views: deque[tuple[memoryview, Message | None]] = deque()
-        self._views.append((memoryview(_HELLO.pack(_MAGIC, token, rank, rail)), None))
+        if hello:
+            self._views.append((memoryview(hello), None))
         self._staged = 0  # bytes of them
         self._pace = pace
         self._share = 1.0  # of that
-        self._socket = socket.socket(_family(where[0]), socket.SOCK_STREAM)
+        self.socket = connection
+
+    @classmethod
+    def connect(
+        cls, peer: int, where: tuple[str, int], own: str, token: bytes, rank: int, rail: int, pace: float, both: bool = False
+    ) -> Outgoing:  # fmt: skip
+        """Begins to connect; where it is for ``both`` ways, the peer sends as well. Raises OSError."""
+        connection = socket.socket(_family(where[0]), socket.SOCK_STREAM)
         try:
-            self._socket.setblocking(False)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if pace:
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(pace), _FASTEST_PACE))
+            connection.setblocking(False)
+            _hurry(connection, pace)
             if _most_unsent() >= _UNSENT:  # else the kernel's own choice is better
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
-            self._socket.bind((own, 0))
-            problem = self._socket.connect_ex(where)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
+            connection.bind((own, 0))
+            problem = connection.connect_ex(where)
             if problem not in (0, errno.EINPROGRESS):
                 raise OSError(problem, os.strerror(problem))
         except OSError:
-            self._socket.close()
+            connection.close()
             raise
+        return cls(peer, rail, connection, pace, _HELLO.pack(_MAGIC, token, rank, rail | _BOTH if both else rail))
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     def connected(self) -> int:
         """After the end of connecting: the number of the error, 0 for none."""
-        problem = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        problem = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._ready = not problem
         return problem
 
@@ -137,7 +145,7 @@ class Outgoing:
         nbytes = data.nbytes
         head = _HEADER.pack(tag, nbytes, stamp)
         try:
-            left = self._socket.send(head + data.tobytes()) if nbytes <= _JOINED else self._socket.sendmsg((head, data.data))
+            left = self.socket.send(head + data.tobytes()) if nbytes <= _JOINED else self.socket.sendmsg((head, data.data))
         except BlockingIOError:
             left = 0
         if left == len(head) + nbytes:
@@ -168,7 +176,7 @@ class Outgoing:
             if not views:
                 return done, False
             try:
-                left = self._socket.sendmsg([view for view, _ in islice(views, _BATCH)])
+                left = self.socket.sendmsg([view for view, _ in islice(views, _BATCH)])
             except BlockingIOError:
                 return done, True
             self._staged -= left
@@ -184,7 +192,7 @@ class Outgoing:
     def _stage(self, message: Message) -> None:
         if message.share != self._share and message.nbytes >= _LONG and self._pace:
             self._share = message.share
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(self._pace * self._share), _FASTEST_PACE))
+            self.socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(self._pace * self._share), _FASTEST_PACE))
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -205,7 +213,7 @@ class Outgoing:
                 self._views[at] = memoryview(bytes(view)), None
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
 
 def whole(tag: int, data: Array, stamp: int) -> memoryview:
@@ -213,12 +221,21 @@ def whole(tag: int, data: Array, stamp: int) -> memoryview:
     return memoryview(_HEADER.pack(tag, data.nbytes, stamp) + data.tobytes())
 
 
+def _hurry(connection: socket.socket, pace: float) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if pace:
+        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(pace), _FASTEST_PACE))
+
+
 class Incoming:
-    """A connection on which a peer sends; ``source`` is known once it has said who it is."""
+    """A connection on which a peer sends; ``source`` is known once it has said who it is. ``going`` is what this rank sends on it, None
+    where it does not."""
 
     def __init__(self, connection: socket.socket, rail: int, token: bytes, size: int) -> None:
         self.source = ANY_SOURCE
-        self._rail = rail
+        self.asks = False  # for an answer
+        self.going: Outgoing | None = None
+        self.rail = rail
         self._token = token
         self._size = size
         self._socket = connection
@@ -233,6 +250,20 @@ class Incoming:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @classmethod
+    def beside(cls, going: Outgoing) -> Incoming:
+        """What the peer sends on a connection for both ways that this rank makes."""
+        coming = cls(going.socket, going.rail, b"", 0)
+        coming.source, coming.going = going.peer, going
+        return coming
+
+    def answer(self, pace: float) -> Outgoing:
+        """What this rank sends on a connection for both ways that the peer has made; ``pace`` in bytes/s, 0 for no limit."""
+        _hurry(self._socket, pace)
+        self.asks = False
+        self.going = Outgoing(self.source, self.rail, self._socket, pace, b"")
+        return self.going
 
     def pull(self, matching: Matching) -> None:
         """Takes what has come, up to a fair share. Raises PeerLost."""
@@ -300,10 +331,10 @@ class Incoming:
                 tag, nbytes, stamp = _HEADER.unpack_from(buffer, at)
                 at += _HEADER.size
                 if stamp and nbytes <= have - at:
-                    matching.keep(self.source, self._rail, tag, stamp, bytes(buffer[at : at + nbytes]))
+                    matching.keep(self.source, self.rail, tag, stamp, bytes(buffer[at : at + nbytes]))
                     at += nbytes
                     continue
-                arrival = self._arrival = matching.starts(self.source, self._rail, tag, nbytes, stamp)
+                arrival = self._arrival = matching.starts(self.source, self.rail, tag, nbytes, stamp)
             count = min(have - at, arrival.nbytes - arrival.at)
             if count:
                 if arrival.into is not None:
@@ -321,7 +352,8 @@ class Incoming:
 
     def _meet(self, buffer: memoryview) -> None:
         magic, token, rank, rail = _HELLO.unpack_from(buffer)
-        if magic != _MAGIC or not hmac.compare_digest(token, self._token) or rank >= self._size or rail != self._rail:
+        self.asks, rail = bool(rail & _BOTH), rail & ~_BOTH
+        if magic != _MAGIC or not hmac.compare_digest(token, self._token) or rank >= self._size or rail != self.rail:
             raise PeerLost(" (it is none of this job's)")
         self.source = rank
 

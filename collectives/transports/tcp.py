@@ -10,7 +10,9 @@ cores that other ranks need. Here the kernel wakes whoever waits, and data leave
   receive of an earlier one.
 * Data leave no faster than the way to the peer carries (:class:`Pace`). Else they queue up ahead of its narrowest link, and where data go
   both ways the acknowledgements of one direction wait in the queue of the other: a window that fills the link alone then fills half.
-* Stamped messages are sent at once where nothing waits to leave, and lie in inboxes by sender, rail and tag until they are taken.
+* Stamped messages of two ranks go over a connection of their own, both ways, so that an acknowledgement seldom needs a packet of its own;
+  the lower rank makes it when it first has something to send to or to take from the other. They are sent at once where nothing waits to
+  leave, and lie in inboxes by sender, rail and tag until they are taken.
 * Whoever waits for messages first becomes the *driver*, who sleeps in ``epoll`` and serves all connections; the other threads sleep until
   the driver has news, or until it leaves and one of them takes its place.
 """
@@ -57,6 +59,7 @@ def tcp_transport(
     token: bytes,
     timeout: float,
     pace: Pace = unpaced,
+    spins: int = 0,
 ) -> Transport:
     """A transport over ``len(book)`` ranks.
 
@@ -67,8 +70,9 @@ def tcp_transport(
         token: a secret of this job, equal on all ranks.
         timeout: seconds that a connection may take to be made.
         pace: of what is sent.
+        spins: how often who waits for a stamped message looks for it, a microsecond each, before it sleeps.
     """
-    return Endpoint(TcpMedium(rank, listeners, book, token, timeout, pace))
+    return Endpoint(TcpMedium(rank, listeners, book, token, timeout, pace, spins))
 
 
 class TcpMedium(Medium):
@@ -86,6 +90,7 @@ class TcpMedium(Medium):
         token: bytes,
         timeout: float,
         pace: Pace,
+        spins: int,
     ) -> None:
         self.rank = rank
         self.size = len(book)
@@ -96,6 +101,7 @@ class TcpMedium(Medium):
         self._token = token
         self._timeout = timeout
         self._pace = pace
+        self._spins = spins
         self._lock = Lock()
         self._news = Condition(self._lock)
         self._sleepers = 0
@@ -104,6 +110,8 @@ class TcpMedium(Medium):
         self._outgoing: dict[tuple[int, int], Outgoing] = {}  # by peer and rail
         self._links: dict[int, Outgoing | Incoming] = {}  # by descriptor
         self._connecting: set[Outgoing] = set()
+        self._pairs: dict[tuple[int, int], Outgoing] = {}  # for stamped messages, by peer and rail
+        self._unmade: dict[tuple[int, int], list[tuple[memoryview, Rest]]] = {}  # what waits for such a connection
         self._matching = Matching()
         self._lost: dict[int, str] = {}  # peers that are gone, and why
         self._epoll = select.epoll()
@@ -147,25 +155,28 @@ class TcpMedium(Medium):
             raise TransportError(f"{message.endpoint}: cannot {message}: the transport is closed")
         link = self._outgoing.get((peer, rail))
         if link is None:
-            try:
-                link = Outgoing(peer, self._book[peer][rail], self._own[rail], self._token, self.rank, rail, self._pace(peer, rail))
-            except OSError as error:
-                raise TransportError(
-                    f"{message.endpoint}: cannot {message}: no connection to {_place(self._book[peer][rail])}: {error}"
-                ) from error
-            self._outgoing[peer, rail] = self._links[link.fileno()] = link
-            self._connecting.add(link)
-            self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+            link = self._outgoing[peer, rail] = self._connect(peer, rail, message)
+            self._links[link.fileno()] = link
+        return link
+
+    def _connect(self, peer: int, rail: int, message: Message, both: bool = False) -> Outgoing:
+        where = self._book[peer][rail]
+        try:
+            link = Outgoing.connect(peer, where, self._own[rail], self._token, self.rank, rail, self._pace(peer, rail), both)
+        except OSError as error:
+            raise TransportError(f"{message.endpoint}: cannot {message}: no connection to {_place(where)}: {error}") from error
+        self._connecting.add(link)
+        self._epoll.register(link.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
         return link
 
     # Stamped messages
 
     def outlet(self, endpoint: Endpoint, peer: int, tag: int, rail: int) -> Put:
-        outgoing, lost, lock, key = self._outgoing, self._lost, self._lock, (peer, rail)
+        pairs, lost, lock, key = self._pairs, self._lost, self._lock, (peer, rail)
 
         def put(data: npt.NDArray[Any], stamp: int) -> Request | None:
             with lock:
-                link = outgoing.get(key)
+                link = pairs.get(key)
                 if link is not None and link.open and peer not in lost and not self._closed:
                     try:
                         rest = link.put(tag, data, stamp)
@@ -174,16 +185,33 @@ class TcpMedium(Medium):
                     else:
                         if rest is None:
                             return None
-                        return self._put_behind(link, rest, Rest(endpoint, True, peer, tag, data.view(np.uint8), rail))
-                message = Rest(endpoint, True, peer, tag, data.view(np.uint8), rail)
-                return self._put_behind(self._link(peer, rail, message), whole(tag, data, stamp), message)
+                        message = Rest(endpoint, True, peer, tag, data.view(np.uint8), rail)
+                        link.put_behind(rest, message)
+                        self._push(link)
+                        return message
+                return self._put_later(Rest(endpoint, True, peer, tag, data.view(np.uint8), rail), whole(tag, data, stamp))
 
         return put
 
-    def _put_behind(self, link: Outgoing, rest: memoryview, message: Rest) -> Request:
-        link.put_behind(rest, message)
-        self._push(link)
+    def _put_later(self, message: Rest, rest: memoryview) -> Request:
+        """Sends a stamped message when its connection is made and free."""
+        key = message.peer, message.rail
+        self._pair(*key, message)
+        link = self._pairs.get(key)
+        if link is None:
+            self._unmade.setdefault(key, []).append((rest, message))
+        else:
+            link.put_behind(rest, message)
+            self._push(link)
         return message
+
+    def _pair(self, peer: int, rail: int, message: Message) -> None:
+        """Sees to it that there will be a connection for stamped messages: that the lower rank makes it, and the higher one hears of the
+        other's end until it has. Raises TransportError."""
+        self._link(peer, rail, message)
+        if self.rank < peer and (peer, rail) not in self._pairs:
+            going = self._pairs[peer, rail] = self._connect(peer, rail, message, both=True)
+            self._links[going.fileno()] = Incoming.beside(going)
 
     def inbox(self, peer: int, tag: int, rail: int) -> Inbox:
         return self._matching.inboxes[peer, rail, tag]
@@ -195,7 +223,7 @@ class TcpMedium(Medium):
             with self._lock:
                 if inbox:
                     return
-                if self._closed or (peer, rail) not in self._outgoing or peer in self._lost:
+                if self._closed or (peer, rail) not in self._pairs or peer in self._lost:
                     self._look_for(endpoint, peer, rail)
                 drive = not self._driving
                 if drive:
@@ -205,7 +233,7 @@ class TcpMedium(Medium):
                     self._news.wait(left)
                     self._sleepers -= 1
             if drive:
-                self._drive(left)
+                self._drive(left, self._spins)
                 if inbox:
                     return
             now = time.monotonic()
@@ -217,7 +245,7 @@ class TcpMedium(Medium):
     def _look_for(self, endpoint: Endpoint, peer: int, rail: int) -> None:
         """Raises TransportError when nothing can come from ``peer``."""
         if self._closed or not (peer in self._lost and self._coming(peer)):
-            self._link(peer, rail, Rest(endpoint, False, peer, 0, _NOTHING, rail))
+            self._pair(peer, rail, Rest(endpoint, False, peer, 0, _NOTHING, rail))
 
     def forget_stamped(self, group: int) -> None:
         with self._lock:
@@ -248,7 +276,11 @@ class TcpMedium(Medium):
             return
         link = self._links.get(number)
         if isinstance(link, Incoming):
-            self._pull(link)
+            going = link.going
+            if going is not None and events & select.EPOLLOUT and (going not in self._connecting or self._made(going)):
+                self._push(going)
+            if events & ~select.EPOLLOUT:
+                self._pull(link)
         elif link is not None:
             self._serve_outgoing(link, events)
 
@@ -264,21 +296,38 @@ class TcpMedium(Medium):
         except PeerLost as lost:
             self._drop(link)
             if link.source != ANY_SOURCE:
-                self._lose(link.source, _closed(str(lost)))
+                self._lose(link.source, _closed(str(lost)), link.going)
+            return
+        if link.asks and link.source not in self._lost:
+            self._answer(link)
+
+    def _answer(self, link: Incoming) -> None:
+        """A lower rank has made the connection for stamped messages."""
+        key = link.source, link.rail
+        going = self._pairs[key] = link.answer(self._pace(*key))
+        for rest, message in self._unmade.pop(key, ()):
+            going.put_behind(rest, message)
+        self._push(going)
 
     def _serve_outgoing(self, link: Outgoing, events: int) -> None:
         if link in self._connecting:
-            problem = link.connected()
-            if problem:
-                where = f"no connection to {_place(self._book[link.peer][link.rail])}: {os.strerror(problem)}"
-                # All ranks listened before any of them connected.
-                self._lose(link.peer, _closed(f" ({where})") if problem == errno.ECONNREFUSED else where)
+            if not self._made(link):
                 return
-            self._connecting.discard(link)
         elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
             self._lose(link.peer, _closed())
             return
         self._push(link)
+
+    def _made(self, link: Outgoing) -> bool:
+        """Whether a connection that this rank has begun to make is made."""
+        problem = link.connected()
+        if problem:
+            where = f"no connection to {_place(self._book[link.peer][link.rail])}: {os.strerror(problem)}"
+            # All ranks listened before any of them connected.
+            self._lose(link.peer, _closed(f" ({where})") if problem == errno.ECONNREFUSED else where)
+            return False
+        self._connecting.discard(link)
+        return True
 
     def _drop(self, link: Outgoing | Incoming) -> None:
         number = link.fileno()
@@ -286,14 +335,21 @@ class TcpMedium(Medium):
             self._epoll.unregister(number)
             link.close()
 
-    def _lose(self, peer: int, why: str) -> None:
-        """After the end of a peer: its connections are closed and what is open with it fails."""
+    def _lose(self, peer: int, why: str, ended: Outgoing | None = None) -> None:
+        """After the end of a peer: its connections are closed and what is open with it fails. ``ended`` went over one that is closed."""
         self._lost.setdefault(peer, why)
-        stranded: list[Message] = []
-        for going in [link for link in self._links.values() if isinstance(link, Outgoing) and link.peer == peer]:
-            stranded += going.unsent()
-            self._connecting.discard(going)
-            self._drop(going)
+        stranded: list[Message] = [] if ended is None else ended.unsent()
+        for key in [key for key in self._unmade if key[0] == peer]:
+            stranded += [message for _, message in self._unmade.pop(key)]
+        for link in list(self._links.values()):
+            going = link if isinstance(link, Outgoing) else link.going
+            if going is not None and going.peer == peer:
+                stranded += going.unsent()
+                if isinstance(link, Incoming) and going not in self._connecting:
+                    link.going = None
+                    continue
+                self._connecting.discard(going)
+                self._drop(link)
         # What the peer has sent before its end is still read, up to the end of each connection.
         for rail, listener in self._listeners.values():
             self._accept_links(rail, listener)
@@ -346,10 +402,16 @@ class TcpMedium(Medium):
             if left <= 0:
                 return
 
-    def _drive(self, left: float) -> None:
+    def _drive(self, left: float, spins: int = 0) -> None:
         events: list[tuple[int, int]] = []
         try:
-            events = self._sleep(left)
+            poll = self._epoll.poll
+            for _ in range(spins):
+                events = poll(0)
+                if events:
+                    break
+            else:
+                events = self._sleep(left)
         finally:
             with self._lock:
                 self._driving = False
