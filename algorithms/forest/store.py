@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from topoccl.algorithms.forest.trees import Forest, Piece, Tree
 from topoccl.topology.graph import Topology
 
-VERSION = 3
+VERSION = 4
 """Changes whenever synthesis may give another result for the same arguments."""
 
 
