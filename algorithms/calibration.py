@@ -22,7 +22,12 @@ TURN = 1e-6
 TURNS = 25e-6
 """and seconds that each of these others may use the core before a message is seen."""
 
-BUCKET = 20 << 10
+STAMPED = 64 << 10
+"""Bytes up to which calls may be stamped: messages of longer ones had better have receives."""
+MOST_STAMPED = 20_000
+"""Steps of a schedule up to which that is looked at: more take longer than they save."""
+
+BUCKET = 16 << 10
 """Bytes that links pass at once between hosts of one machine: they are no wires, and what limits them is a bucket of tokens."""
 
 
@@ -35,6 +40,9 @@ class Medium:
         recv_overhead: seconds of the receiver's processor per message.
         latency: seconds that a message takes besides what the links on its route say.
         call_overhead: seconds of each rank's processor per call, before and after all messages, where some go this way.
+        stamped_overhead: seconds of the processor, of both sides, per message of short calls whose messages tell every rank that all others
+            make the same call (:mod:`~topoccl.algorithms.hearing`), so that nothing else has to; 0 where messages cannot.
+        stamped_call: ``call_overhead`` of these calls.
         staged: the message passes through memory that both ranks see: the sender copies it in, the receiver copies it out,
             unless it folds it straight from there.
         both_ways: the share of the both directions' rate that is left when two ranks send to each other at the same time,
@@ -52,6 +60,8 @@ class Medium:
     recv_overhead: float = 0.0
     latency: float = 0.0
     call_overhead: float = 0.0
+    stamped_overhead: float = 0.0
+    stamped_call: float = 0.0
     staged: bool = False
     both_ways: float = 1.0
     efficiency: float = 1.0
@@ -171,7 +181,15 @@ _PROFILES = {
     "tcp": Profile(
         "tcp",
         local=_SHARED_MEMORY,
-        network=Medium(send_overhead=30e-6, recv_overhead=30e-6, latency=20e-6, call_overhead=330e-6, efficiency=0.95),
+        network=Medium(
+            send_overhead=37e-6,
+            recv_overhead=37e-6,
+            latency=30e-6,
+            call_overhead=200e-6,
+            stamped_overhead=17e-6,
+            stamped_call=80e-6,
+            efficiency=0.95,
+        ),
         copy_bandwidth=10e9,
         reduce_bandwidth=8e9,
     ),

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from topoccl.algorithms.calibration import MOST_STAMPED, STAMPED
 from topoccl.algorithms.hazards import blocking_steps
 from topoccl.algorithms.hearing import everyone_hears
 from topoccl.algorithms.schedule import Schedule
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
 PLANS = 256  # plans kept per group
-SHORT = 64 << 10  # bytes up to which calls may be stamped: messages of longer ones had better have receives
-_STEPS_HEARD = 20_000  # of stamped calls: more take longer than they save
 _STEPS_CHECKED = 100_000  # larger schedules are only built by builders whose smaller ones pass
 
 
@@ -168,7 +167,7 @@ class Planner:
         kernel = self._kernel(op, dtype) if spec.reduces else None
         overlapping = in_place and agreed.in_place
         site, transport = self.site, self.transport  # not self: a cycle would keep the shared memory of closed groups
-        stamped = nbytes <= SHORT and segments == 1 and not pulls and self._hears(schedule)
+        stamped = nbytes <= STAMPED and segments == 1 and not pulls and self._hears(schedule)
 
         def make(parity: int) -> Program:
             program = lower(schedule, mine, block_elems, segments, dtype, kernel, site, parity, overlapping, pulls)
@@ -183,7 +182,7 @@ class Planner:
 
     def _hears(self, schedule: Schedule) -> bool:
         """Whether the messages of ``schedule``, stamped, tell everyone that all make the same call."""
-        if not self.transport.stamps or len(self._together) == 1 or schedule.num_steps > _STEPS_HEARD:
+        if not self.transport.stamps or len(self._together) == 1 or schedule.num_steps > MOST_STAMPED:
             return False
         found = self._heard.get(schedule.digest)
         if found is None:

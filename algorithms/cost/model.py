@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
 
-from topoccl.algorithms.calibration import IDEAL, PULL_FROM, Profile
+from topoccl.algorithms.calibration import IDEAL, MOST_STAMPED, PULL_FROM, STAMPED, Profile
 from topoccl.algorithms.cost.events import Simulator
 from topoccl.algorithms.cost.lowering import Floats, Lowering, lower
 from topoccl.algorithms.cost.wavefront import Wavefront
 from topoccl.algorithms.hazards import pullable
+from topoccl.algorithms.hearing import everyone_hears
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
@@ -32,6 +33,8 @@ SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
 SEGMENT_GAIN = 0.01
 """More segments must be better by this share; predictions are not exact to less, and processors may be busier than they know."""
+HEARD = 4096
+"""Schedules of which it is remembered whether their messages tell all of all."""
 SEARCH_LIMIT = 1500
 """For schedules with more messages than this the number of segments is chosen level by level."""
 
@@ -68,10 +71,34 @@ class Prediction:
 
 def block_bytes(spec: CollectiveSpec, nbytes: float) -> float:
     """The bytes of one block of a call of ``nbytes`` (nccl-tests' size: the larger of a rank's two buffers)."""
+    return nbytes / _blocks(spec)
+
+
+def call_bytes(spec: CollectiveSpec, block: float) -> float:
+    """The inverse of :func:`block_bytes`."""
+    return block * _blocks(spec)
+
+
+@lru_cache(maxsize=64)
+def _blocks(spec: CollectiveSpec) -> int:
+    """How many blocks the larger of a rank's two buffers holds."""
     per_call = max(len(buffer(rank)) for buffer in (spec.input_blocks, spec.output_blocks) for rank in range(min(spec.ranks, 2)))
     if spec.root is not None:
         per_call = max(per_call, len(spec.input_blocks(spec.root)), len(spec.output_blocks(spec.root)))
-    return nbytes / per_call
+    return per_call
+
+
+_heard: dict[tuple[str, tuple[tuple[int, ...], ...]], bool] = {}
+
+
+def _hears(schedule: Schedule, hosts: Sequence[Sequence[int]]) -> bool:
+    """Whether the messages of ``schedule`` tell every rank that all others run it, remembered."""
+    key = (schedule.digest, tuple(map(tuple, hosts)))
+    if key not in _heard:
+        if len(_heard) >= HEARD:
+            _heard.clear()
+        _heard[key] = everyone_hears(schedule, hosts)
+    return _heard[key]
 
 
 class _View:
@@ -137,6 +164,22 @@ class CostModel:
         return self._staged.mode
 
     @cached_property
+    def _stamped(self) -> _View | None:
+        """The schedule when its messages tell every rank that all others make the same call; None where they do not."""
+        network, hosts = self.profile.network, self.topology.ranks_by_host
+        if network.stamped_overhead == 0 or len(hosts) == 1 or self.schedule.num_steps > MOST_STAMPED or not _hears(self.schedule, hosts):
+            return None
+        each = network.stamped_overhead
+        medium = replace(network, send_overhead=each, recv_overhead=each, call_overhead=network.stamped_call)
+        return _View(lower(self.schedule, self.topology, replace(self.profile, network=medium), self._routes))
+
+    def _view(self, block: float | Sequence[float], segments: int) -> _View:
+        """How a call with such blocks is run."""
+        if segments > 1 or call_bytes(self.schedule.spec, float(np.mean(block))) > STAMPED:
+            return self._staged
+        return self._stamped or self._staged
+
+    @cached_property
     def _pulled(self) -> _View | None:
         """The schedule when receivers read straight from the senders' buffers; None where they cannot."""
         here = self.profile.local.pull_bandwidth > 0 and len(self.topology.ranks_by_host) == 1 and len(self._low.messages) > 0
@@ -162,7 +205,7 @@ class CostModel:
         if segments < 1:
             raise ValueError(f"{self.schedule.label}: {segments} segments; expected at least 1")
         whole = self._low.step_bytes(block)
-        return self._prediction(whole, segments, self._staged.seconds(whole / segments, segments, SIMULATED_STEPS))
+        return self._prediction(whole, segments, self._view(block, segments).seconds(whole / segments, segments, SIMULATED_STEPS))
 
     def _prediction(self, whole: Floats, segments: int, seconds: float) -> Prediction:
         low, links = self._low, self.topology.links
@@ -189,7 +232,7 @@ class CostModel:
 
     def floor(self, block: float | Sequence[float], segments: int) -> float:
         """Seconds that no prediction for these arguments undercuts (in ``flow`` mode); much cheaper than a prediction."""
-        return self._wavefront.floor(self._low.step_bytes(block) / segments, segments)
+        return self._view(block, segments).wavefront.floor(self._low.step_bytes(block) / segments, segments)
 
     def least(self, block: float | Sequence[float]) -> float:
         """Seconds that no number of segments undercuts."""
@@ -240,9 +283,10 @@ class CostModel:
         def look(steps: Sequence[int]) -> None:
             for segments in steps:
                 part = whole / segments
-                if segments in found or (found and self._wavefront.floor(part, segments) * (1 + SEGMENT_GAIN) >= found[best()]):
+                view = self._view(block, segments)
+                if segments in found or (found and view.wavefront.floor(part, segments) * (1 + SEGMENT_GAIN) >= found[best()]):
                     continue
-                found[segments] = self._staged.seconds(part, segments, SEARCH_STEPS)
+                found[segments] = view.seconds(part, segments, SEARCH_STEPS)
 
         if len(self._low.messages) <= SEARCH_LIMIT:
             look(ladder[::2])

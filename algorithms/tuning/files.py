@@ -50,7 +50,8 @@ RANGE = ("collective", "ranks", "from", "to", "root", "hosts")
 MEDIA = ("local", "network")
 CONSTANTS = ("copy_bandwidth", "reduce_bandwidth")
 MEDIUM_CONSTANTS = (
-    "send_overhead", "recv_overhead", "latency", "call_overhead", "both_ways", "efficiency", "burst", "pull_bandwidth", "pull_overhead",
+    "send_overhead", "recv_overhead", "latency", "call_overhead", "stamped_overhead", "stamped_call", "both_ways", "efficiency", "burst",
+    "pull_bandwidth", "pull_overhead",
 )  # fmt: skip
 _DIGEST = re.compile(r"[0-9a-f]{12,64}")
 _SHARES = ("both_ways", "efficiency")
@@ -306,7 +307,7 @@ def _shown_constants(fitted: Fitted) -> Iterator[str]:
     inside: dict[str, list[str]] = {}
     for name, value in fitted.constants:
         head, _, tail = name.rpartition(".")
-        timed = tail in ("send_overhead", "recv_overhead", "latency", "call_overhead", "pull_overhead")
+        timed = tail.endswith("overhead") or tail in ("latency", "stamped_call")
         shown = _shown_time(value) if timed else format_size(round(value)) if tail == "burst" else repr(value)
         inside.setdefault(head, []).append(f"{tail}: {shown}")
     for medium, texts in inside.items():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topoccl.algorithms.calibration import Profile
+from topoccl.algorithms.calibration import STAMPED, Profile
 from topoccl.algorithms.cost import CostModel, block_bytes
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.tuning.measured import Fitted, with_constants
@@ -108,6 +108,8 @@ def constants(samples: Sequence[Sample], profile: Profile) -> list[_Constant]:
     if "network" in media:
         found += [_Constant(("network.efficiency",)), _Constant(("network.both_ways",))]
         found.append(_Constant(("network.burst",), FEW_BYTES, FIRST_BYTES))
+        if any(sample.nbytes <= STAMPED and sample.segments == 1 for sample in samples) and profile.network.stamped_overhead > 0:
+            found += [_Constant(("network.stamped_overhead",)), _Constant(("network.stamped_call",), TINY, FIRST)]
     if media:
         found.append(_Constant((f"{media[0]}.call_overhead",), TINY, FIRST))
     if math.isfinite(profile.copy_bandwidth):
