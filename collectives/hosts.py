@@ -77,7 +77,8 @@ def meet(
     """Finds out, among all ranks at once, who shares memory with whom, and maps the shared memory.
 
     For each claimed host the lowest rank makes an arena and the others try to open it; those who cannot are another host and
-    try among themselves, until everyone is placed. Where there is no memory for an arena every rank is a host of its own.
+    try among themselves, until everyone is placed. Where one that could open it has no room for it a smaller one is made. Where there
+    is no memory for the smallest every rank is a host of its own.
 
     Args:
         transport: the group's.
@@ -96,6 +97,7 @@ def meet(
     door = Door() if attach else None
     problem_seen = ""
     short: list[int] = []
+    most: dict[str, int] = {}  # bytes of the message areas that are tried next, by claim, where some had no room for larger ones
     while True:
         groups: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
@@ -111,17 +113,13 @@ def meet(
         leads = bool(group) and group[0] == transport.rank
         offer: arenas.ArenaOffer | str | None = None
         opened: arenas.Arena | None = None
-        problem: TopocclError | None = None
+        problem = ""
         if leads:
             try:
-                opened, offer = arenas.create(len(group))
+                opened, offer = arenas.create(len(group), most.get(claims[transport.rank]))
             except OSError as error:
                 offer = str(_lacking(len(group), error))
         offers = exchange_or_raise(transport, offer, timeout)
-        for ranks in waiting.values():
-            made = offers[ranks[0]]
-            if isinstance(made, arenas.ArenaOffer) and made.area < arenas.area_bytes(len(ranks)):
-                short.append(made.area)
         refused = {claim: str(offers[ranks[0]]) for claim, ranks in waiting.items() if isinstance(offers[ranks[0]], str)}
         for claim, why in refused.items():
             problem_seen = problem_seen or why
@@ -131,11 +129,23 @@ def meet(
             try:
                 opened = arenas.join(offers[group[0]], len(group))
             except OSError as error:
-                problem = _lacking(len(group), error)
+                problem = str(_lacking(len(group), error))
         joined = exchange_or_raise(transport, problem or opened is not None, timeout)
         if opened is not None:
             opened.close_fd()
         for claim, ranks in waiting.items():
+            area = offers[ranks[0]].area
+            told = next((joined[r] for r in ranks if isinstance(joined[r], str)), None)
+            if told is not None:
+                if area > arenas.LEAST_AREA:
+                    most[claim] = arenas.smaller(area)
+                    continue
+                problem_seen = problem_seen or told
+                for r in ranks:
+                    hosts[r] = _name(claim, r, hosts)
+                continue
+            if area < arenas.area_bytes(len(ranks)):
+                short.append(area)
             together = [r for r in ranks if joined[r]]
             name = _name(claim, ranks[0], hosts)
             for r in together:

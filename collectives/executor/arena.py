@@ -35,7 +35,7 @@ LINES = 4096  # counters per member and parity
 _SHOWN = LINES  # behind the counters: the line in which a member shows where its buffers lie
 CONTROL = 4096  # bytes per member in which ranks tell each other of their calls (control.board)
 _HEADER = 4096
-_LEAST_AREA = 64 << 10  # bytes of the smallest message area
+LEAST_AREA = 64 << 10  # bytes of the smallest message area
 
 
 def supported() -> str | None:
@@ -137,22 +137,27 @@ def _room() -> int | None:
     return min(found, default=None)
 
 
-def create(members: int) -> tuple[Arena, ArenaOffer]:
-    """Makes the arena of a host with ``members`` ranks, with smaller message areas where memory is short.
+def smaller(area: int) -> int:
+    """The size of message areas that is tried when ``area`` is too much."""
+    return max(area // 4, LEAST_AREA)
+
+
+def create(members: int, most: int | None = None) -> tuple[Arena, ArenaOffer]:
+    """Makes the arena of a host with ``members`` ranks, with smaller message areas where memory is short, of at most ``most`` bytes.
 
     Raises:
         OSError: there is not even memory for small ones.
     """
-    area, room = area_bytes(members), _room()
-    while area > _LEAST_AREA and room is not None and arena_size(members, area) > room:
-        area = max(area // 4, _LEAST_AREA)
+    area, room = min(area_bytes(members), area_bytes(members) if most is None else most), _room()
+    while area > LEAST_AREA and room is not None and arena_size(members, area) > room:
+        area = smaller(area)
     while True:
         try:
             return _create(members, area)
         except OSError:
-            if area <= _LEAST_AREA:
+            if area <= LEAST_AREA:
                 raise
-            area = max(area // 4, _LEAST_AREA)
+            area = smaller(area)
 
 
 def _create(members: int, area: int) -> tuple[Arena, ArenaOffer]:

@@ -92,6 +92,39 @@ def test_steps_between_a_full_arena_and_none(monkeypatch: pytest.MonkeyPatch) ->
         arena.create(2)
 
 
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_rank_that_has_no_room_for_the_arena(
+    hosts: str, fits: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A limit of one rank alone: all take a smaller arena, or none."""
+    mapped = arena.Arena.__init__
+
+    def limited(self: arena.Arena, fd: int, members: int, area: int) -> None:
+        if threading.current_thread() in joining and area > (512 * K if fits else 0):
+            raise OSError(errno.ENOMEM, "no address space")
+        mapped(self, fd, members, area)
+
+    join, joining = arena.join, set()
+
+    def joins(offer: arena.ArenaOffer, members: int) -> arena.Arena | None:
+        joining.add(threading.current_thread())
+        try:
+            return join(offer, members)
+        finally:
+            joining.discard(threading.current_thread())
+
+    monkeypatch.setattr(arena.Arena, "__init__", limited)
+    monkeypatch.setattr(arena, "join", joins)
+    sizes = on_threads(hosts, long_calls, attach=False)
+    together = hosts.count("a")
+    full = arena.arena_size(together, 512 * K) if fits else 0
+    assert sizes == [full if host == "a" else 0 for host in hosts]
+    said = capfd.readouterr().err
+    assert said.count("memory is short on a host: 512 KiB per rank") == int(fits)
+    assert ("shared memory is not used on a host: " in said) == (not fits)
+
+
 def test_a_limit_on_the_size_of_files() -> None:
     results = run_ranks(2, ["-c", LIMITED], env={"TOPOCCL_TRANSPORT": "gloo"})
     all_well(results)
