@@ -14,7 +14,9 @@ from test_calls_in_step import on_threads
 
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
-from topoccl.collectives.transports.base import PeerCounters
+from topoccl.collectives.transports.base import PeerCounters, Transport
+from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
+from topoccl.collectives.transports.tcp import tcp_transport
 
 SOON = 10.0  # seconds in which what goes wrong is noticed
 HOSTS = ["ab", "abc", "abcd", "aabb", "abbc"]
@@ -254,3 +256,44 @@ def test_a_wrong_message_is_never_taken_for_data() -> None:
         assert (out == -7).all()
 
     over_sockets("ab", work)
+
+
+def two_transports() -> list[Transport]:
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    book = [[("127.0.0.1", listener.port)] for listener in listeners]
+    return [tcp_transport(rank, [listeners[rank]], book, b"a" * TOKEN_BYTES, 5.0) for rank in range(2)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_stamped_messages_both_ways_and_after_the_end(first: int) -> None:
+    """Also before there is a connection, more than the kernel takes, and what was sent before a rank has closed its transport."""
+    transports = two_transports()
+    sender, taker = transports[first], transports[1 - first]
+    sizes = [0, 4, 9_000, 3_000_000, 5]
+    put, inbox = sender.outlet(1 - first, 3), taker.inbox(first, 3)
+    rests = [put(np.full(size, number, np.uint8), number + 1) for number, size in enumerate(sizes)]
+    assert all(rests)  # no connection yet
+    got = []
+    end = time.monotonic() + SOON
+    while len(got) < len(sizes) and time.monotonic() < end:
+        sender.progress([], 0.0)
+        taker.fill(inbox, first, 0, 0.01)
+        while inbox:
+            got.append(inbox.popleft())
+    assert [(stamp, len(data), set(bytes(data))) for stamp, data in got] == [
+        (number + 1, size, {number} if size else set()) for number, size in enumerate(sizes)
+    ]
+    assert all(rest is not None and rest.done and rest.error is None for rest in rests)
+    assert taker.outlet(first, 3)(np.zeros(4, np.uint8), 7) is None
+    back = sender.inbox(1 - first, 3)
+    sender.fill(back, 1 - first, 0, SOON)
+    assert back.popleft() == (7, bytes(4))
+    assert put(np.zeros(4, np.uint8), 8) is None
+    sender.close()
+    taker.fill(inbox, first, 0, SOON)
+    assert inbox.popleft() == (8, bytes(4))
+    with pytest.raises(TransportError, match="the peer has died or has closed its transport"):
+        taker.fill(inbox, first, 0, SOON)
+    with pytest.raises(TransportError):
+        taker.outlet(first, 3)(np.zeros(4, np.uint8), 9)
+    taker.close()
