@@ -17,6 +17,7 @@ import numpy as np
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Act, Bufs
 from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP
 from topoccl.collectives.transports.base import Inbox, Put, Request, Transport
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class Stamped:
         for guards, takes, act, signals, gives in self._steps:
             for word, count in guards:
                 if flags[word] < base + count:
+                    if left:
+                        end = end or time.monotonic() + timeout
+                        left = self._let_leave_until(word, base + count, left, runner, end, timeout, what)
                     runner.wait(word, base + count, timeout, what, self._waits_for)
             for inbox, peer, rail, buf, lo, hi, nbytes in takes:
                 if not inbox:
@@ -115,6 +119,21 @@ class Stamped:
             if inbox:
                 return
             self._look(runner, end, timeout, what, f"rank {peer}")
+
+    def _let_leave_until(
+        self, word: int, value: int, left: list[Request], runner: Runner, end: float, timeout: float, what: Callable[[], str]
+    ) -> list[Request]:
+        """Looks after messages that have not left until a counter has come, for whoever sets it may wait for them; those that are left."""
+        nap = FIRST_NAP
+        while left and runner.flags[word] < value:
+            self._look(runner, end, timeout, what, f"rank {self._waits_for[word]}")
+            self._transport.progress(left, nap)
+            nap = min(nap * 1.5, LONGEST_NAP)
+            for rest in left:
+                if rest.error is not None:
+                    raise TransportError(f"{what()} failed: {rest.error}") from rest.error
+            left = [rest for rest in left if not rest.done]
+        return left
 
     def _let_leave(self, left: list[Request], runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
         """Waits until all messages have left: nobody may look after the connections afterwards."""
