@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from topoccl.collectives.executor.run import Runner
 
 _PATIENCE = 0.05
+_GLANCE = 0.0005  # seconds between looks at a counter while messages still have to leave
 
 _Take = tuple[Inbox, int, int, int, int, int, int]  # and its peer and rail; buffer, where from and where to in elements, bytes
 _Give = tuple[Put, int, int, int]  # and buffer, where from and where to
@@ -134,6 +135,19 @@ class Stamped:
                     raise TransportError(f"{what()} failed: {rest.error}") from rest.error
             left = [rest for rest in left if not rest.done]
         return left
+
+    def _send_meanwhile(
+        self, left: list[Request], word: int, value: int, runner: Runner, end: float, timeout: float, what: Callable[[], str]
+    ) -> None:
+        """Sends until all messages have left or a counter is there: while it waits for that, nobody looks after the connections."""
+        flags = runner.flags
+        while left and flags[word] < value:
+            self._look(runner, end, timeout, what, f"rank {self._waits_for[word]}")
+            self._transport.progress(left, _GLANCE)
+            for rest in left:
+                if rest.done and rest.error is not None:
+                    raise TransportError(f"{what()} failed: {rest.error}") from rest.error
+            left[:] = [rest for rest in left if not rest.done]
 
     def _let_leave(self, left: list[Request], runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
         """Waits until all messages have left: nobody may look after the connections afterwards."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_calls_in_step import on_threads
 
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
+from topoccl.collectives.executor.stamped import Stamped
 from topoccl.collectives.transports.base import PeerCounters, Transport
 from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
 from topoccl.collectives.transports.tcp import tcp_transport
@@ -297,3 +299,24 @@ def test_stamped_messages_both_ways_and_after_the_end(first: int) -> None:
     with pytest.raises(TransportError):
         taker.outlet(first, 3)(np.zeros(4, np.uint8), 9)
     taker.close()
+
+
+def test_first_messages_leave_while_the_host_is_waited_for() -> None:
+    """The first message on each way has no connection yet: it leaves later, and a rank that waits for its host must see to that."""
+    rest = SimpleNamespace(done=False, error=None)
+    flags = [0]
+
+    def wait(*args: object) -> None:
+        assert rest.done, "the others may need the message before they set the counter"
+        flags[0] = 1
+
+    def progress(requests: list[Any], timeout: float) -> None:
+        rest.done = True
+
+    call = Stamped.__new__(Stamped)
+    call._transport, call._waits_for = SimpleNamespace(progress=progress), {0: 1}
+    gives = ((lambda data, stamp: rest, 0, 0, 1),)
+    call._steps = [((), (), None, (), gives), (((0, 1),), (), None, (), ())]
+    runner = SimpleNamespace(flags=flags, wait=wait, aborted=None, watch=lambda: None)
+    call.run(runner, SimpleNamespace(assemble=lambda: 7), [ones(1)], 0, 5.0, lambda: "a call")
+    assert flags == [1]
