@@ -92,7 +92,7 @@ class Transport(ABC):
     Wrong arguments raise; what goes wrong with a peer becomes the ``error`` (a :class:`TransportError`) of the requests it befalls.
     A transport never runs a collective of its medium.
 
-    Where ``stamps`` is true, short messages may bear a *stamp*, a number of 63 bits that is not 0. They need no receive, and meet none:
+    Where ``stamps`` is true, short messages may bear a *stamp*, a number of 64 bits that is not 0. They need no receive, and meet none:
     what has come lies in an :meth:`inbox` until it is taken out.
     """
 

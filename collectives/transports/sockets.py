@@ -36,7 +36,8 @@ _WAKE = 512 * 1024
 _UNSENT = 1 << 20  # the kernel doubles it
 _LONG = 32 * 1024  # bytes from which a message says how fast what is on its connection leaves
 _SO_MAX_PACING_RATE = 47
-_FASTEST_PACE = (1 << 32) - 2  # of the 32 bits that every kernel takes; one more means no limit
+_PACE = struct.Struct("=I")  # what every kernel takes; Python's own numbers here end at 2 GB/s
+_FASTEST_PACE = (1 << 32) - 2  # one more means no limit
 # A host that has vanished without a word is noticed after a minute.
 _KEEPALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
@@ -192,7 +193,7 @@ class Outgoing:
     def _stage(self, message: Message) -> None:
         if message.share != self._share and message.nbytes >= _LONG and self._pace:
             self._share = message.share
-            self.socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(self._pace * self._share), _FASTEST_PACE))
+            _hold_back(self.socket, self._pace * self._share)
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -224,7 +225,12 @@ def whole(tag: int, data: Array, stamp: int) -> memoryview:
 def _hurry(connection: socket.socket, pace: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if pace:
-        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(round(pace), _FASTEST_PACE))
+        _hold_back(connection, pace)
+
+
+def _hold_back(connection: socket.socket, pace: float) -> None:
+    """Lets data leave at ``pace`` bytes/s at most."""
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _PACE.pack(min(round(pace), _FASTEST_PACE)))
 
 
 class Incoming:

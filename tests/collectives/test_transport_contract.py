@@ -215,6 +215,33 @@ def test_tcp_open_messages_when_a_transport_is_closed() -> None:
         assert ranks.end() == [0, 0]
 
 
+@pytest.mark.parametrize("rate", [25e6, 3.125e9, 100e9])
+def test_tcp_at_any_pace(rate: float) -> None:
+    """Also at rates beyond what fits into 31 and 32 bits; a share of it holds from the message that asks for it."""
+    from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
+    from topoccl.collectives.transports.tcp import tcp_transport
+
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    book = [[("127.0.0.1", listener.port)] for listener in listeners]
+    here, there = (tcp_transport(rank, [listeners[rank]], book, bytes(TOKEN_BYTES), 5.0, lambda peer, rail: rate) for rank in range(2))
+    got = [np.zeros(40_000, np.uint8) for _ in range(2)]
+    requests = [here.irecv(1, 1, one) for one in got] + [
+        there.isend(0, 1, np.full(40_000, 3 + at, np.uint8), 0, 1 - at / 2) for at in range(2)
+    ]
+    here.wait(requests[:2], 10.0, lambda: there.progress([], 0.0))
+    assert [set(one) for one in got] == [{3}, {4}]
+    put, inbox = here.outlet(1, 2), there.inbox(0, 2)
+    put(np.zeros(4, np.uint8), 5)
+    for _ in range(1000):
+        here.progress([], 0.0)
+        there.fill(inbox, 0, 0, 0.01)
+        if inbox:
+            break
+    assert inbox.popleft() == (5, bytes(4))
+    here.close()
+    there.close()
+
+
 def test_tcp_refuses_strangers() -> None:
     """Whoever does not know the job's token is not heard, and does not disturb."""
     from topoccl.collectives.transports.sockets import Listener
