@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from topoccl.algorithms.tuning import load_tuning
+from topoccl.algorithms.tuning import Measurement, Tuning, dump_tuning, load_tuning
 
 MpiRun = Callable[..., "subprocess.CompletedProcess[str]"]
 TUNE = (sys.executable, "-m", "topoccl", "tune")
@@ -72,6 +72,11 @@ def alone(*options: str) -> subprocess.CompletedProcess[str]:
         (["-o", "t.yaml", "-b", "2"], "'2' is too small; expected at least 4 bytes"),
         (["-o", "t.yaml", "-b", "8K", "-e", "4K"], "expected -f of at least 2, and -b at most -e"),
         (["-o", "t.yaml"], "tune measures calls among ranks, and this job has only one"),
+        (["--check"], "tune --check measures calls among ranks, and this job has only one"),
+        (["--check", "-o", "t.yaml"], "-o: not with --check, which writes no tuning file"),
+        (["-o", "t.yaml", "-J", "t.json"], "-J: only with --check"),
+        (["--merge", "none.yaml", "-o", "t.yaml"], "none.yaml: cannot be read"),
+        (["--merge", "none.yaml"], "the following arguments are required: -o/--output"),
     ],
 )
 def test_bad_options(options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +119,37 @@ def test_two_ranks(mpirun: MpiRun, tmp_path: Path) -> None:
     assert other.returncode == 0, other.stderr
     assert json.loads(other.stdout)[2:4] == [False, "gloo"]
     assert "they were measured over mpi, and this is gloo" in other.stderr
+
+
+def test_choices_are_checked(mpirun: MpiRun, tmp_path: Path) -> None:
+    known, output = tmp_path / "t.yaml", tmp_path / "check.json"
+    entry = Measurement("all_reduce", 2, "ring[channels=1]", 4096, 1e-6, 1, hosts=1)
+    known.write_text(dump_tuning(Tuning((entry,))))
+    options = ("all_reduce", "-b", "4K", "-e", "4K", "--check", "--tune-file", str(known), "-J", str(output), "--budget", "4s", "-q")
+    result = mpirun(2, *TUNE, *options)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(output.read_text())
+    (call,) = found["calls"]
+    assert (found["ranks"], call["collective"], call["bytes"]) == (2, "all_reduce", 4096)
+    assert call["chosen"]["t.yaml"] == "ring[channels=1]"
+    measured = {row["algorithm"]: row for row in call["candidates"]}
+    assert {call["best"], *call["chosen"].values()} <= measured.keys()
+    assert min(row["first_seconds"] for row in call["candidates"]) == measured[call["best"]]["first_seconds"]
+    mine, best = measured["ring[channels=1]"]["second_seconds"], measured[call["best"]]["second_seconds"]
+    assert call["ratio"]["t.yaml"] == pytest.approx(mine / best)
+    assert "defaults: within 5 % of the fastest in " in result.stdout
+    assert f"t.yaml: within 5 % of the fastest in {int(mine <= 1.05 * best)} of 1 calls" in result.stdout
+
+
+def test_files_are_merged(tmp_path: Path) -> None:
+    for name, topology in (("a", "1" * 12), ("b", "2" * 12)):
+        entry = Measurement("all_reduce", 2, "direct", 4096, 1e-6)
+        (tmp_path / f"{name}.yaml").write_text(dump_tuning(Tuning((entry,), topology)))
+    files = [str(tmp_path / name) for name in ("a.yaml", "b.yaml", "c.yaml")]
+    result = alone("--merge", *files[:2], "-o", files[2])
+    assert result.returncode == 0, result.stderr
+    assert "c.yaml: 2 measurements in 2 places" in result.stdout
+    assert [part.topology for part in load_tuning(files[2]).parts] == ["1" * 12, "2" * 12]
 
 
 def test_what_one_rank_raises_ends_the_run_on_all(mpirun: MpiRun, tmp_path: Path) -> None:
