@@ -6,8 +6,8 @@ cores that other ranks need. Here the kernel wakes whoever waits, and data leave
 * A rank opens a connection to a peer, and rail, when it first has something to do with it, and sends on it alone; what it receives comes
   on the one that the peer has opened. So both ends of a connection agree on its direction, and its end tells of the peer's.
 * A message is a header (tag, length, stamp) and its bytes. A receive that was begun gets them where they belong; what comes before its
-  receive is kept. Messages of a connection leave one after the other, in the order in which they were begun, and a later one never waits for
-  the receive of an earlier one.
+  receive is kept. Messages of a connection leave one after the other, in the order in which they were begun, and a later one never waits
+  for the receive of an earlier one.
 * Data leave no faster than the way to the peer carries (:class:`Pace`). Else they queue up ahead of its narrowest link, and where data go
   both ways the acknowledgements of one direction wait in the queue of the other: a window that fills the link alone then fills half.
 * Stamped messages of two ranks go over a connection of their own, both ways, so that an acknowledgement seldom needs a packet of its own;
