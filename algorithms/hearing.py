@@ -12,23 +12,28 @@ from topoccl.algorithms.verify.structure import pair_messages
 def everyone_hears(schedule: Schedule, circles: Sequence[Sequence[int]]) -> bool:
     """Whether each rank, when it has run all its steps, has had a message from all others, or from ranks that had by then.
 
+    That holds in whatever order a rank runs its steps: a message tells only what came before it in its lane, or before what it depends on.
+
     Args:
-        schedule: what is run, once, each rank's steps one at a time in
-            :func:`~topoccl.algorithms.verify.happens_before_order`.
+        schedule: what is run, once.
         circles: ranks that know of each other before they send anything; each rank is in one of these.
     """
     circle_of = {rank: number for number, ranks in enumerate(circles) for rank in ranks}
-    knows = [1 << circle_of[rank] for rank in range(schedule.spec.ranks)]  # a bit for each circle
+    itself = [1 << circle_of[rank] for rank in range(schedule.spec.ranks)]  # a bit for each circle
+    knows = list(itself)
     messages = pair_messages(schedule)
     senders: dict[int, list[int]] = {}
     for sender, receiver in zip(messages.send_step.tolist(), messages.recv_step.tolist(), strict=True):
         senders.setdefault(receiver, []).append(sender)
-    told: dict[int, int] = {}  # what the messages of a step tell
+    told = [0] * schedule.num_steps  # what the messages of a step tell
+    dep_ptr, deps, firsts = schedule.dep_ptr.tolist(), schedule.deps.tolist(), set(schedule.lane_ptr.tolist())
     _, order = happens_before_order(schedule, 1)
     ranks = schedule.step_rank
     for step in order.tolist():
         rank = int(ranks[step])
-        for sender in senders.get(step, ()):
-            knows[rank] |= told[sender]
-        told[step] = knows[rank]
+        known = itself[rank] if step in firsts else told[step - 1]
+        for earlier in (*deps[dep_ptr[step] : dep_ptr[step + 1]], *senders.get(step, ())):
+            known |= told[earlier]
+        told[step] = known
+        knows[rank] |= known
     return all(known == (1 << len(circles)) - 1 for known in knows)

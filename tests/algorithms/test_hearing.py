@@ -36,6 +36,21 @@ def relay(back: bool) -> ScheduleBuilder:
     return b
 
 
+def test_what_is_sent_beside_a_receive_tells_nothing_of_it() -> None:
+    """Rank 1 may run its lanes in any order: what it sends to 2 may leave before 0 has told it anything, however late in its lane."""
+    b = ScheduleBuilder(CollectiveSpec("all_gather", 3), "beside")
+    for rank in (0, 1, 1, 1, 1, 2):
+        b.copy(b.lane(rank, "own"), (Buf.INPUT, 0), (Buf.OUTPUT, rank))
+    for src, dst in ((0, 1), (2, 0), (2, 1), (1, 0)):
+        b.send(b.lane(src, dst), (Buf.INPUT, 0), dst)
+        b.recv(b.lane(dst, src), src, (Buf.OUTPUT, src))
+    b.send(b.lane(1, "own"), (Buf.OUTPUT, 1), 2)
+    b.recv(b.lane(2, 1), 1, (Buf.OUTPUT, 1))
+    schedule = b.build()
+    assert not everyone_hears(schedule, [[0], [1], [2]])
+    assert everyone_hears(schedule, [[0, 1], [2]])
+
+
 def test_who_hears_nothing_of_some() -> None:
     alone = [[0], [1], [2]]
     assert not everyone_hears(relay(back=False).build(), alone)
