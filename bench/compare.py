@@ -123,7 +123,7 @@ def plot(path: str, rows: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(row["collective"] for row in rows))
     columns = min(len(names), 3)
     lines = -(-len(names) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(max(7.0, 4.6 * columns), 4.6 * lines), squeeze=False)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(max(7.0, 4.6 * columns), 4.6 * lines), squeeze=False, layout="constrained")
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, name in zip(axes.flat, names, strict=False):
@@ -139,8 +139,8 @@ def plot(path: str, rows: list[dict[str, Any]]) -> None:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_time(seconds)))
         axis.minorticks_off()
         axis.grid(True, alpha=0.3)
-    axes.flat[0].legend()
-    figure.tight_layout()
+    shown, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(shown, labels, loc="outside lower center", ncols=len(labels), frameon=False)  # where it covers no line
     figure.savefig(path, dpi=120)
 
 
