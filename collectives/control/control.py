@@ -108,6 +108,7 @@ class Control:
             if words[board.alarm]:
                 self.check()
         if self._leaders is not None:
+            self.beside.clear()  # what somebody has asked about an earlier call
             self._leaders.begin(number, call)
             if not stamped:
                 self._advance()
@@ -156,6 +157,7 @@ class Control:
         value, count = source.name(where), source.name(where + 1)
         source.add(
             f"{me}.number = number",
+            f"{me}._limit = limit",
             f"{me}._call = {it}",
             f"if {source.name(self._shown)}[{parity}] is not {it}:",
             f"    {source.name(board.bytes)}[{source.name(text)}] = {source.name(call.data)}",
@@ -172,11 +174,11 @@ class Control:
         assert board is not None
         me, words = source.name(self), source.name(board.words)
         for word in board.their_values[parity]:
-            source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_within)}(limit)")
+            source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_from_now)}()")
         source.add(f"{words}[{source.name(board.my_done)}] = {me}._ended = number")
 
-    def _settle_within(self, limit: float) -> None:
-        self._limit, self._begun = limit, time.monotonic()
+    def _settle_from_now(self) -> None:
+        self._begun = time.monotonic()
         self._settle()
 
     @property
@@ -328,7 +330,7 @@ class Control:
 
     def _raise_mismatch(self, board: Board) -> NoReturn:
         """Calls differ inside the only host: those that have not come yet are given a moment, so that all can be named."""
-        end = min(self._begun + self._limit, time.monotonic() + _GATHER)
+        end = time.monotonic() + min(self._limit, _GATHER)
         while not board.arrived(self.number) and time.monotonic() < end:
             time.sleep(LONGEST_NAP)
         raise self._say(MismatchError(mismatch_text(board.calls(self.number), f"call {self.number}")))

@@ -41,7 +41,7 @@ class Source:
     def function(self, arguments: str) -> Callable[..., None]:
         text = "\n    ".join([f"def straight({arguments}):", *self.lines])
         exec(_compiled(text), self.names)
-        made: Callable[..., None] = self.names["straight"]
+        made: Callable[..., None] = self.names.pop("straight")  # a cycle would keep the shared memory of closed groups
         return made
 
 

@@ -105,6 +105,23 @@ def test_a_rank_that_is_killed(transport: str, hosts: str, when: str) -> None:
         assert "has died in this call" if when == "in" else "has died after call 1, all_reduce(float64, 3, SUM)" in results[0][1]
 
 
+def test_calls_that_come_again_and_again_have_the_timeout_that_they_are_given() -> None:
+    """Also in what a rank is told by the one that noticed it first."""
+
+    def work(world: Communicator) -> None:
+        data = floats(4)
+        for _ in range(10):
+            world.all_reduce(data)
+        if world.rank == 2:
+            time.sleep(2.5)
+            return
+        with pytest.raises(CollectiveTimeout, match=r"timeout of 0\.3 s.*rank 2 has not called it") as raised:
+            world.all_reduce(data, timeout=0.3)
+        assert "60 s" not in str(raised.value)
+
+    on_threads("aaa", work)
+
+
 def test_every_rank_writes_its_last_calls_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
     def work(world: Communicator) -> None:
         world.barrier()

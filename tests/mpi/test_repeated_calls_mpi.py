@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,28 @@ def test_a_rank_that_stays_away_is_named(comm: topoccl.Communicator) -> None:
         return
     with pytest.raises(topoccl.TopocclError, match="rank 0"):
         comm.all_reduce(data, timeout=0.5)
+
+
+def test_nothing_is_left_of_a_closed_group(comm: topoccl.Communicator) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:")
+
+    data = np.ones(4, np.float32)
+    comm.all_reduce(data)
+    gc.collect()
+    before = mapped()
+    gc.disable()
+    try:
+        for number in range(1, 4):
+            group = comm.subgroup(range(comm.size), number)
+            for _ in range(TIMES):
+                group.all_reduce(data)
+            group.close()
+            del group
+            comm.barrier()
+        assert mapped() == before
+    finally:
+        gc.enable()
 
 
 def test_stats_count_them(comm: topoccl.Communicator) -> None:
