@@ -78,6 +78,8 @@ class Medium:
             "recv_overhead",
             "latency",
             "call_overhead",
+            "stamped_overhead",
+            "stamped_call",
             "burst",
             "pull_bandwidth",
             "pull_small_pages",

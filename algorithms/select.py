@@ -1,7 +1,7 @@
 """Which algorithm serves a call: a table of candidates with predicted or measured seconds, then argmin.
 
 Rules (``TOPOCCL_ALGO``) and measured times (``TOPOCCL_TUNE_FILE``) only edit the table. Nothing here depends on the order of
-hashes, on time or on the rank, so that every rank would choose alike; still, one rank chooses and tells the others.
+hashes or on time. What does depend on the rank is which forests it keeps, so one rank chooses and tells the others.
 """
 
 from __future__ import annotations
