@@ -38,6 +38,7 @@ from topoccl.collectives.transports.sockets import Incoming, Listener, Outgoing,
 
 _CONNECT_CHECK = 1.0  # seconds between two looks at connections that are not made yet
 _NOTHING = np.empty(0, np.uint8)
+_ENDED = (errno.ECONNREFUSED, errno.ECONNRESET)  # all ranks listened before any of them connected
 _COARSE = 5e-3  # seconds from which epoll's own clock, of milliseconds, is fine enough
 
 
@@ -323,8 +324,7 @@ class TcpMedium(Medium):
         problem = link.connected()
         if problem:
             where = f"no connection to {_place(self._book[link.peer][link.rail])}: {os.strerror(problem)}"
-            # All ranks listened before any of them connected.
-            self._lose(link.peer, _closed(f" ({where})") if problem == errno.ECONNREFUSED else where)
+            self._lose(link.peer, _closed(f" ({where})") if problem in _ENDED else where)
             return False
         self._connecting.discard(link)
         return True
@@ -353,6 +353,8 @@ class TcpMedium(Medium):
         # What the peer has sent before its end is still read, up to the end of each connection.
         for rail, listener in self._listeners.values():
             self._accept_links(rail, listener)
+        for link in self._coming(ANY_SOURCE):  # they may be its own, and say so only now
+            self._pull(link)
         coming = self._coming(peer)
         if not coming:
             stranded += self._matching.withdraw(lambda m: m.peer == peer or (m.peer == ANY_SOURCE and self._nobody_left(m) != ""))
