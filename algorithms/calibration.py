@@ -24,8 +24,6 @@ TURNS = 25e-6
 
 STAMPED = 64 << 10
 """Bytes up to which calls may be stamped: messages of longer ones had better have receives."""
-MOST_STAMPED = 20_000
-"""Steps of a schedule up to which that is looked at: more take longer than they save."""
 
 BUCKET = 16 << 10
 """Bytes that links pass at once between hosts of one machine: they are no wires, and what limits them is a bucket of tokens."""

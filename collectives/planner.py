@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from topoccl.algorithms.calibration import MOST_STAMPED, STAMPED
+from topoccl.algorithms.calibration import STAMPED
 from topoccl.algorithms.hazards import blocking_steps
 from topoccl.algorithms.hearing import everyone_hears
 from topoccl.algorithms.schedule import Schedule
@@ -92,7 +92,6 @@ class Planner:
         # Those of other hosts too: what fits into their memory decides into how many segments all ranks cut their data.
         self._together = neighbours.together
         self._shared = [ranks for ranks in self._together if len(ranks) > 1]
-        self._heard: dict[str, bool] = {}
         self._agreed: dict[Hashable, Agreed] = {}
         self._wirings: dict[str, list[Wiring]] = {}
         self._kernels: dict[tuple[str, DType], Fold] = {}
@@ -102,7 +101,7 @@ class Planner:
         """The planner of the same group that chooses by ``selector`` and remembers nothing yet."""
         other = copy(self)
         other.selector = selector
-        other._agreed, other._wirings, other._heard, other._plans = {}, {}, {}, OrderedDict()
+        other._agreed, other._wirings, other._plans = {}, {}, OrderedDict()
         return other
 
     def find(self, key: Hashable) -> Plan | None:
@@ -182,12 +181,7 @@ class Planner:
 
     def _hears(self, schedule: Schedule) -> bool:
         """Whether the messages of ``schedule``, stamped, tell everyone that all make the same call."""
-        if not self.transport.stamps or len(self._together) == 1 or schedule.num_steps > MOST_STAMPED:
-            return False
-        found = self._heard.get(schedule.digest)
-        if found is None:
-            found = self._heard[schedule.digest] = everyone_hears(schedule, self._together)
-        return found
+        return self.transport.stamps and len(self._together) > 1 and everyone_hears(schedule, self._together)
 
     def _agree(
         self, spec: CollectiveSpec, nbytes: int, data: Array, timeout: float, settle: Callable[[], None], check: Callable[[], None]

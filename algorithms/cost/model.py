@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from topoccl.algorithms.calibration import IDEAL, MOST_STAMPED, PULL_FROM, STAMPED, Profile
+from topoccl.algorithms.calibration import IDEAL, PULL_FROM, STAMPED, Profile
 from topoccl.algorithms.cost.events import Simulator
 from topoccl.algorithms.cost.lowering import Floats, Lowering, lower
 from topoccl.algorithms.cost.wavefront import Wavefront
@@ -33,8 +33,6 @@ SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
 SEGMENT_GAIN = 0.01
 """More segments must be better by this share; predictions are not exact to less, and processors may be busier than they know."""
-HEARD = 4096
-"""Schedules of which it is remembered whether their messages tell all of all."""
 SEARCH_LIMIT = 1500
 """For schedules with more messages than this the number of segments is chosen level by level."""
 
@@ -86,19 +84,6 @@ def _blocks(spec: CollectiveSpec) -> int:
     if spec.root is not None:
         per_call = max(per_call, len(spec.input_blocks(spec.root)), len(spec.output_blocks(spec.root)))
     return per_call
-
-
-_heard: dict[tuple[str, tuple[tuple[int, ...], ...]], bool] = {}
-
-
-def _hears(schedule: Schedule, hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether the messages of ``schedule`` tell every rank that all others run it, remembered."""
-    key = (schedule.digest, tuple(map(tuple, hosts)))
-    if key not in _heard:
-        if len(_heard) >= HEARD:
-            _heard.clear()
-        _heard[key] = everyone_hears(schedule, hosts)
-    return _heard[key]
 
 
 class _View:
@@ -167,7 +152,7 @@ class CostModel:
     def _stamped(self) -> _View | None:
         """The schedule when its messages tell every rank that all others make the same call; None where they do not."""
         network, hosts = self.profile.network, self.topology.ranks_by_host
-        if network.stamped_overhead == 0 or len(hosts) == 1 or self.schedule.num_steps > MOST_STAMPED or not _hears(self.schedule, hosts):
+        if network.stamped_overhead == 0 or len(hosts) == 1 or not everyone_hears(self.schedule, hosts):
             return None
         each = network.stamped_overhead
         medium = replace(network, send_overhead=each, recv_overhead=each, call_overhead=network.stamped_call)
