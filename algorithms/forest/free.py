@@ -14,13 +14,13 @@ from fractions import Fraction
 
 from topoccl.algorithms.forest.laying import lay
 from topoccl.algorithms.forest.packing import pack
-from topoccl.algorithms.forest.pieces import bounded, over_ranks, paired, shared_out, trees_of
+from topoccl.algorithms.forest.pieces import bounded, over_ranks, shared_out, trees_of
 from topoccl.algorithms.forest.scaling import GOOD, round_down, shrink
 from topoccl.algorithms.forest.splitting import Splitter, feasible
 from topoccl.algorithms.forest.spreading import Spread
 from topoccl.algorithms.forest.trees import Piece
 from topoccl.algorithms.forest.trimming import trimmed
-from topoccl.algorithms.forest.ways import Arc, Way, WayMap
+from topoccl.algorithms.forest.ways import Arc, Way, WayMap, paired
 from topoccl.topology.bounds.exchange import best_exchange
 from topoccl.topology.bounds.network import Network, host_groups, network_of
 from topoccl.topology.graph import Topology

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -48,22 +48,6 @@ def trees_of(mine: Spread, other: Spread, vertex: int) -> list[tuple[int, Arbore
     return [(tree.weight * (shared // a), tree) for tree in mine.trees if tree.root == vertex]
 
 
-def paired(
-    first: list[tuple[int, Arborescence]], second: list[tuple[int, Arborescence]]
-) -> Iterator[tuple[int, Arborescence, Arborescence]]:
-    """Cuts two rows of trees into pieces of which each lies in one tree of both."""
-    left, right = [weight for weight, _ in first], [weight for weight, _ in second]
-    i = j = 0
-    while i < len(first) and j < len(second):
-        weight = min(left[i], right[j])
-        if weight:
-            yield weight, first[i][1], second[j][1]
-        left[i] -= weight
-        right[j] -= weight
-        i += not left[i]
-        j += j < len(right) and not right[j]
-
-
 def over_ranks(
     topology: Topology, ranks_at: dict[int, list[int]], tree: Arborescence, root: int, turn: int, relayed: bool = False,
     turned: bool = False,
@@ -90,9 +74,7 @@ def over_ranks(
 
 def bounded(pieces: Sequence[Piece]) -> list[Piece]:
     """Weights as small as they can be, and below :data:`MOST_WEIGHT` in each block; larger ones are rounded."""
-    by_block: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        by_block.setdefault(piece.block, []).append(piece)
+    by_block = _by_block(pieces)
     found = []
     for row in by_block.values():
         shared, whole = math.gcd(*(piece.weight for piece in row)), sum(piece.weight for piece in row)
@@ -105,9 +87,7 @@ def bounded(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _evened(pieces: Sequence[Piece]) -> list[Piece]:
     """Heavy pieces cut, until all blocks have equally many."""
-    by_block: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        by_block.setdefault(piece.block, []).append(piece)
+    by_block = _by_block(pieces)
     most = max(map(len, by_block.values()))
     finer = 1 << max(0, (most - 1).bit_length()) if any(len(row) < most for row in by_block.values()) else 1
     found = []
@@ -121,4 +101,11 @@ def _evened(pieces: Sequence[Piece]) -> list[Piece]:
             parts[row_at] += [heaviest - heaviest // 2, heaviest // 2]
         for piece, cuts in zip(row, parts, strict=True):
             found += [Piece(piece.block, weight, piece.up, piece.down) for weight in cuts]
+    return found
+
+
+def _by_block(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    found: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.block, []).append(piece)
     return found

@@ -14,12 +14,13 @@ from functools import partial
 
 from topoccl.algorithms.forest.few import few_trees
 from topoccl.algorithms.forest.free import free_pieces
-from topoccl.algorithms.forest.pieces import over_ranks, paired, shared_out, trees_of
+from topoccl.algorithms.forest.pieces import over_ranks, shared_out, trees_of
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
 from topoccl.algorithms.forest.spreading import Spread, spread
 from topoccl.algorithms.forest.store import recalled, remembered
 from topoccl.algorithms.forest.trees import Forest, Piece, with_rails
+from topoccl.algorithms.forest.ways import paired
 from topoccl.topology.bounds import certificate
 from topoccl.topology.bounds.cuts import tightest
 from topoccl.topology.bounds.exchange import best_exchange

@@ -7,12 +7,16 @@ each with a part of its capacity.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from topoccl.topology.graph import Topology
 
 Arc = tuple[int, int]
 Way = tuple[int, ...]
 """Links in order, as indices into ``topology.links``."""
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class WayMap:
@@ -26,7 +30,8 @@ class WayMap:
         first, second = self._take((tail, switch), amount), self._take((switch, head), amount)
         if tail != head:
             row = self.rows.setdefault((tail, head), {})
-            for part, way in _in_series(first, second):
+            for part, before, behind in paired(first, second):
+                way = (*before, *behind)
                 row[way] = row.get(way, 0) + part
 
     def forget(self, arc: Arc) -> None:
@@ -59,13 +64,14 @@ class WayMap:
         return taken
 
 
-def _in_series(first: Sequence[tuple[int, Way]], second: Sequence[tuple[int, Way]]) -> Iterator[tuple[int, Way]]:
-    """Two rows of equal sums, one after the other."""
+def paired(first: Sequence[tuple[int, _A]], second: Sequence[tuple[int, _B]]) -> Iterator[tuple[int, _A, _B]]:
+    """Cuts two rows of amounts with equal sums into parts of which each lies in one entry of both."""
     left, right = [amount for amount, _ in first], [amount for amount, _ in second]
     i = j = 0
     while i < len(first) and j < len(second):
         part = min(left[i], right[j])
-        yield part, (*first[i][1], *second[j][1])
+        if part:
+            yield part, first[i][1], second[j][1]
         left[i] -= part
         right[j] -= part
         i += not left[i]
