@@ -126,22 +126,16 @@ class Wavefront:
 
     def pace(self, step_bytes: Floats) -> float:
         """Seconds by which each further segment must lengthen the whole: its busiest resource, lane or processor."""
-        low = self._low
-        steps = self._own(step_bytes) + self._sending(self._alone(step_bytes))
-        lanes = np.bincount(low.schedule.step_lane, weights=steps, minlength=low.schedule.num_lanes)
-        processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
-        busiest = max(processors.max(initial=0.0), processors.sum() / low.cores)
-        return float(max(self.loads(step_bytes).max(initial=0.0), lanes.max(initial=0.0), busiest))
+        return self._paced(step_bytes, 1, 0.0)
 
     def floor(self, step_bytes: Floats, segments: int) -> float:
         """Seconds that :class:`~topoccl.algorithms.cost.events.Simulator` cannot undercut, with what a call takes besides its steps."""
-        low, burst = self._low, self._low.burst
-        chain = self._chain(step_bytes, self._alone(step_bytes, burst))[0]
-        paced = segments * self.pace(step_bytes) if burst == 0 else self._paced(step_bytes, segments, burst)
-        return max(chain, paced) + low.fixed
+        low = self._low
+        chain = self._chain(step_bytes, self._alone(step_bytes, low.burst))[0]
+        return max(chain, self._paced(step_bytes, segments, low.burst)) + low.fixed
 
     def _paced(self, step_bytes: Floats, segments: int, burst: float) -> float:
-        """``segments`` times :meth:`pace`, less what links pass at once."""
+        """Seconds for which the busiest resource, lane or processor is busy with ``segments``, when links pass ``burst`` bytes at once."""
         low = self._low
         loads = segments * self.loads(step_bytes)
         loads[: len(low.topology.links)] -= burst / low.capacity[: len(low.topology.links)]
