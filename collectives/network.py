@@ -38,16 +38,23 @@ def over_tcp(
         ConfigError: ``tcp`` was asked for, and a rank has no address that fits; on every rank.
         TransportError, CollectiveTimeout: ``tcp`` was asked for, and ranks do not reach each other; on every rank.
     """
-    if config.transport != "tcp":
-        better = transport.name == "mpi" and rdma_of(facts) is not None
-        if config.transport != "auto" or len(topology.ranks_by_host) < 2 or better:
-            return transport
-    # Ranks that do not reach each other are to find out soon, where they can do without.
+    if not _wanted(transport, config, facts, len(topology.ranks_by_host)):
+        return transport
+    return _replaced(transport, config, logger, timeout, pace_of(transport.rank, topology, facts), spins_among(facts))
+
+
+def _wanted(transport: Transport, config: Config, facts: Sequence[HostFacts], hosts: int) -> bool:
+    if config.transport != "auto":
+        return config.transport == "tcp"
+    return hosts > 1 and not (transport.name == "mpi" and rdma_of(facts) is not None)
+
+
+def _replaced(transport: Transport, config: Config, logger: Logger, timeout: float, pace: Pace, spins: int = 0) -> Transport:
+    """Sockets in place of ``transport``, or that where ranks do not reach each other and nobody insists."""
+    # Such ranks are to find out soon, where they can do without.
     patience = timeout if config.transport == "tcp" else min(timeout, _PATIENCE)
     try:
-        own = address_among(transport, config.socket_ifname, timeout)
-        pace = pace_of(transport.rank, topology, facts)
-        wide = open_tcp(transport, [own], timeout, pace, patience, spins_among(facts))
+        wide = open_tcp(transport, [address_among(transport, config.socket_ifname, timeout)], timeout, pace, patience, spins)
     except TopocclError as problem:
         if config.transport == "tcp":
             raise
@@ -86,8 +93,7 @@ def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:
 def for_measuring(transport: Transport, config: Config, logger: Logger) -> Transport:
     """What :func:`over_tcp` goes on with, without a pace, for those who measure what there is and do not know the fabric yet. Every rank
     calls this; errors as there."""
-    if config.transport not in ("auto", "tcp"):
-        return transport
+    told: list[tuple[HostFacts, str]] = []
     if config.transport == "auto":
         mine: tuple[HostFacts, str] | Exception
         try:
@@ -96,19 +102,9 @@ def for_measuring(transport: Transport, config: Config, logger: Logger) -> Trans
         except Exception as error:  # told to all ranks
             mine = error
         told = exchange_or_raise(transport, mine, config.timeout)
-        better = transport.name == "mpi" and rdma_of([seen for seen, _ in told]) is not None
-        if better or len({host for _, host in told}) < 2:
-            return transport
-    try:
-        own = address_among(transport, config.socket_ifname, config.timeout)
-        wide = open_tcp(transport, [own], config.timeout, unpaced, min(config.timeout, _PATIENCE))
-    except TopocclError as problem:
-        if config.transport == "tcp":
-            raise
-        logger.warn_once("tcp", Subsystem.NET, "sockets are not used, but %s: %s", transport.name, problem)
+    if not _wanted(transport, config, [seen for seen, _ in told], len({host for _, host in told})):
         return transport
-    transport.close()
-    return wide
+    return _replaced(transport, config, logger, config.timeout, unpaced)
 
 
 def open_tcp(
