@@ -21,7 +21,7 @@ from topoccl.collectives.errors import CollectiveTimeout, ConfigError, MismatchE
 from topoccl.collectives.executor import reduction
 from topoccl.collectives.executor.dtypes import Array, DType, elements
 from topoccl.collectives.executor.pool import empty, pool
-from topoccl.collectives.executor.program import Program, Traffic
+from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.straight import Source, Straight, add_steps
 from topoccl.collectives.executor.waiting import Waiter
@@ -31,6 +31,7 @@ from topoccl.collectives.messages import Message, begin_recv, begin_send
 from topoccl.collectives.pending import Pending, Worker
 from topoccl.collectives.planner import Plan, Planner
 from topoccl.collectives.repeats import Known, Repeats
+from topoccl.collectives.transports.base import PeerCounters
 
 if TYPE_CHECKING:
     from topoccl.collectives.config import Config
@@ -88,7 +89,7 @@ class Communicator:
         self._worker = Worker(f"topoccl {name}")
         self._scratch: Array = np.empty(0, np.uint8)
         self._calls = 0
-        self._traffic: dict[int, Traffic] = {peer: Traffic() for peer in range(self.size)}
+        self._traffic: dict[int, PeerCounters] = {peer: PeerCounters() for peer in range(self.size)}
         self._uncounted: list[Program] = []  # have been run since their traffic was added to that
         self._last: Plan | None = None
         self._repeats = Repeats()
@@ -655,11 +656,7 @@ class Communicator:
             if program.stamped is not None:
                 self.transport.count(program.stamped.traffic, runs)
             for peer, moved in program.traffic.items():
-                total = self._traffic[peer]
-                total.sent_messages += runs * moved.sent_messages
-                total.sent_bytes += runs * moved.sent_bytes
-                total.received_messages += runs * moved.received_messages
-                total.received_bytes += runs * moved.received_bytes
+                self._traffic[peer].add(moved, runs)
 
     def _describe(self) -> str:
         """The present call, for errors."""

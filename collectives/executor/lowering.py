@@ -13,10 +13,11 @@ from topoccl.collectives.executor.actions import Frame, Move, Ref, Remote, act_o
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.program import AHEAD, SHORT, Item, Mark, NetMessage, Program, Short, Shows, Step, Traffic
+from topoccl.collectives.executor.program import AHEAD, SHORT, Item, Mark, NetMessage, Program, Short, Shows, Step
 from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
+from topoccl.collectives.transports.base import PeerCounters
 
 _SCRATCH = 2
 _MAX_SEGMENTS = 1 << 14
@@ -76,7 +77,7 @@ class Lowering:
         self.slots = 1 if not self.slot_elems else min(schedule.slots, geometry.segments) or geometry.segments
         self.scratch = self.slots * self.slot_elems
         self.hazards: Hazards | None = None  # only needed where messages go over the transport, or are read where they are
-        self.traffic: dict[int, Traffic] = {}
+        self.traffic: dict[int, PeerCounters] = {}
         self.waits_for: dict[int, int] = {}
         self._temps: dict[tuple[int, str, int], tuple[int, int]] = {}
         self._uses: dict[tuple[int, str], int] = {}
@@ -177,7 +178,7 @@ class Lowering:
         return guards
 
     def _count(self, peer: int, elems: int, *, sent: bool) -> None:
-        row = self.traffic.setdefault(peer, Traffic())
+        row = self.traffic.setdefault(peer, PeerCounters())
         if sent:
             row.sent_messages += 1
             row.sent_bytes += elems * self.dtype.itemsize

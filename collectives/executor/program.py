@@ -10,6 +10,7 @@ from topoccl.collectives.executor.actions import Act, Frame, Move, Whole
 if TYPE_CHECKING:
     from topoccl.collectives.executor.lanes import Flow
     from topoccl.collectives.executor.stamped import Stamped
+    from topoccl.collectives.transports.base import PeerCounters
 
 AHEAD = 8
 """Up to how many items behind the one at work may have their receives posted."""
@@ -68,16 +69,6 @@ Step = tuple[tuple[Mark, ...], Act | None, tuple[Mark, ...]]
 """An item that only waits for counters, acts and sets counters."""
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Messages and payload bytes to and from one peer in one run of a program."""
-
-    sent_messages: int = 0
-    sent_bytes: int = 0
-    received_messages: int = 0
-    received_bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Shows:
     """Peers read straight from this rank's buffers while it runs.
@@ -125,7 +116,7 @@ class Program:
     scratch: int
     shows: Shows | None
     waits_for: dict[int, int]
-    traffic: dict[int, Traffic]
+    traffic: dict[int, PeerCounters]
     short: Short | None = None
     runs: int = 0
     stamped: Stamped | None = None

@@ -16,16 +16,15 @@ import numpy as np
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Act, Bufs
-from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program, Traffic
+from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP
-from topoccl.collectives.transports.base import Inbox, Put, Request, Transport
+from topoccl.collectives.transports.base import Inbox, PeerCounters, Put, Request, Transport
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.dtypes import DType
     from topoccl.collectives.executor.run import Runner
 
 _PATIENCE = 0.05
-_GLANCE = 0.0005  # seconds between looks at a counter while messages still have to leave
 
 _Take = tuple[Inbox, int, int, int, int, int, int]  # and its peer and rail; buffer, where from and where to in elements, bytes
 _Give = tuple[Put, int, int, int]  # and buffer, where from and where to
@@ -55,7 +54,7 @@ class Stamped:
     def __init__(self, program: Program, order: Sequence[int], transport: Transport, dtype: DType) -> None:
         self._transport = transport
         self._waits_for = program.waits_for
-        self.traffic: dict[int, Traffic] = {}  # over the transport by peer, in one run
+        self.traffic: dict[int, PeerCounters] = {}  # over the transport by peer, in one run
         item_of = {item.step: item for lane in program.lanes for item in lane}
         self._steps: list[_Step] = [self._step(item_of[step], dtype) for step in order]
 
@@ -74,8 +73,8 @@ class Stamped:
             row.sent_bytes += (m.hi - m.lo) * size
         return item.guards, tuple(takes), item.act, item.signals, tuple(gives)
 
-    def _row(self, message: NetMessage) -> Traffic:
-        return self.traffic.setdefault(message.peer, Traffic())
+    def _row(self, message: NetMessage) -> PeerCounters:
+        return self.traffic.setdefault(message.peer, PeerCounters())
 
     def run(self, runner: Runner, calls: Calls, bufs: Bufs, base: int, timeout: float, what: Callable[[], str]) -> None:
         """As :meth:`Runner.run`; raises also what ``calls`` does."""
@@ -131,23 +130,9 @@ class Stamped:
             self._transport.progress(left, nap)
             nap = min(nap * 1.5, LONGEST_NAP)
             for rest in left:
-                if rest.error is not None:
-                    raise TransportError(f"{what()} failed: {rest.error}") from rest.error
+                _raise_error_of(rest, what)
             left = [rest for rest in left if not rest.done]
         return left
-
-    def _send_meanwhile(
-        self, left: list[Request], word: int, value: int, runner: Runner, end: float, timeout: float, what: Callable[[], str]
-    ) -> None:
-        """Sends until all messages have left or a counter is there: while it waits for that, nobody looks after the connections."""
-        flags = runner.flags
-        while left and flags[word] < value:
-            self._look(runner, end, timeout, what, f"rank {self._waits_for[word]}")
-            self._transport.progress(left, _GLANCE)
-            for rest in left:
-                if rest.done and rest.error is not None:
-                    raise TransportError(f"{what()} failed: {rest.error}") from rest.error
-            left[:] = [rest for rest in left if not rest.done]
 
     def _let_leave(self, left: list[Request], runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
         """Waits until all messages have left: nobody may look after the connections afterwards."""
@@ -155,8 +140,7 @@ class Stamped:
             while not rest.done:
                 self._look(runner, end, timeout, what, "its own sends")
                 self._transport.progress([rest], _PATIENCE)
-            if rest.error is not None:
-                raise TransportError(f"{what()} failed: {rest.error}") from rest.error
+            _raise_error_of(rest, what)
 
     def _look(self, runner: Runner, end: float, timeout: float, what: Callable[[], str], waiting_for: str) -> None:
         if runner.aborted is not None:
@@ -164,3 +148,8 @@ class Stamped:
         runner.watch()
         if time.monotonic() > end:
             raise CollectiveTimeout(f"{what()} did not end within its timeout of {timeout:g} s: waiting for {waiting_for}")
+
+
+def _raise_error_of(rest: Request, what: Callable[[], str]) -> None:
+    if rest.error is not None:
+        raise TransportError(f"{what()} failed: {rest.error}") from rest.error

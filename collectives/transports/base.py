@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -64,18 +64,16 @@ class PeerCounters:
     received_messages: int = 0
     received_bytes: int = 0
 
+    def add(self, other: PeerCounters, times: int) -> None:
+        """Counts what ``other`` says, so many times."""
+        self.sent_messages += times * other.sent_messages
+        self.sent_bytes += times * other.sent_bytes
+        self.received_messages += times * other.received_messages
+        self.received_bytes += times * other.received_bytes
+
 
 Put = Callable[[npt.NDArray[Any], int], "Request | None"]
 """Sends a contiguous array with a stamp. Its bytes may be overwritten at once; the request, if there is one, ends when they have left."""
-
-
-class Moved(Protocol):
-    """Numbers as in :class:`PeerCounters`."""
-
-    sent_messages: int
-    sent_bytes: int
-    received_messages: int
-    received_bytes: int
 
 
 class Transport(ABC):
@@ -138,7 +136,7 @@ class Transport(ABC):
         """Where stamped messages of another rank arrive, first the first."""
 
     @abstractmethod
-    def count(self, moved: Mapping[int, Moved], times: int) -> None:
+    def count(self, moved: Mapping[int, PeerCounters], times: int) -> None:
         """Counts what has gone to and come from peers with stamps, ``times`` times."""
 
     @abstractmethod
@@ -363,14 +361,10 @@ class Endpoint(Transport):
     def inbox(self, peer: int, tag: int, rail: int = 0) -> Inbox:
         return self._medium.inbox(self._ranks[peer], self._base | tag, rail)
 
-    def count(self, moved: Mapping[int, Moved], times: int) -> None:
+    def count(self, moved: Mapping[int, PeerCounters], times: int) -> None:
         with self._lock:
             for peer, row in moved.items():
-                counters = self.counters[peer]
-                counters.sent_messages += times * row.sent_messages
-                counters.sent_bytes += times * row.sent_bytes
-                counters.received_messages += times * row.received_messages
-                counters.received_bytes += times * row.received_bytes
+                self.counters[peer].add(row, times)
 
     def fill(self, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
         if self._closed:
