@@ -9,7 +9,8 @@ are posted in time, and arrived messages are buffered). It then occupies in turn
 3. the links of its outgoing messages, shared max-min fairly, all of them at once.
 
 The step is complete when the last byte has left; a message arrives one route's latency after that. With ``slots`` > 0 a lane
-enters a segment only when all lanes of its rank have completed the segment ``slots`` before.
+enters a segment only when all lanes of its rank have completed the segment ``slots`` before. Where a rank runs its steps in one order,
+that order is its only lane, and messages that are handed over to the kernel hold no step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from topoccl.algorithms.cost.sharing import Fabric, Sharing
 
 _SAME_TIME = 1e-12  # events that are this close, relatively, are one moment
 _PROCESSOR, _MESSAGE, _CLASS, _CORES = 0, 1, 2, 3
+_Flow = tuple[int, list[tuple[float, int]], bool]  # class; what arrives how much later where; whether it holds its step
 
 
 class Simulator:
@@ -35,7 +37,6 @@ class Simulator:
         self._low = low = lowering
         s, n = low.schedule, low.schedule.num_steps
         self._rank: list[int] = s.step_rank.tolist()
-        self._lane: list[int] = s.step_lane.tolist()
         self._cpu: list[float] = low.cpu.tolist()
         self._fabric = Fabric(low.classes, low.class_scale.tolist(), low.capacity.tolist(), low.solo.tolist())
         self._burst: list[tuple[int, ...]] = list(low.burst_links)
@@ -48,22 +49,28 @@ class Simulator:
         waits += np.bincount(low.messages.receiver, minlength=n)
         waits += 1  # the lane's previous step
         self._waits: list[int] = waits.tolist()
-        flows: list[tuple[int, list[tuple[float, int]]]] = [(c, []) for c in low.flow_class.tolist()]
+        flows: list[_Flow] = [(c, [], held) for c, held in zip(low.flow_class.tolist(), low.held.tolist(), strict=True)]
         latency = low.route_latency[low.messages.route].tolist()
         for flow, delay, receiver in zip(low.flow_of_message.tolist(), latency, low.messages.receiver.tolist(), strict=True):
             flows[flow][1].append((delay, receiver))
-        self._sends: list[list[tuple[int, list[tuple[float, int]]]]] = [[] for _ in range(n)]
+        self._sends: list[list[_Flow]] = [[] for _ in range(n)]
         for step, flow in zip(low.flow_step.tolist(), flows, strict=True):
             self._sends[step].append(flow)
-        self._first: list[int] = s.lane_ptr[:-1].tolist()
-        self._last: list[int] = (s.lane_ptr[1:] - 1).tolist()
-        self._lanes_of: list[list[int]] = [list(s.lanes_of(r)) for r in range(s.spec.ranks)]
+        first = low.line_steps[low.line_ptr[:-1]]
+        self._first: list[int] = first.tolist()
+        self._first_of: list[int] = first[low.line_of_step].tolist()  # of each step's line
+        following = np.full(n, -1)
+        following[np.delete(low.line_steps, low.line_ptr[1:] - 1)] = np.delete(low.line_steps, low.line_ptr[:-1])
+        self._next: list[int] = following.tolist()
+        self._firsts_of: list[list[int]] = [[] for _ in range(s.spec.ranks)]  # of each rank's lines
+        for step in self._first:
+            self._firsts_of[self._rank[step]].append(step)
 
     def run(self, step_bytes: Floats, segments: int) -> float:
         """Seconds until everything is complete, when each step handles ``step_bytes`` in each of ``segments`` segments."""
         low, n, slots = self._low, self._low.schedule.num_steps, self._low.schedule.slots
-        rank_of, lane_of, cpu, deps, sends = self._rank, self._lane, self._cpu, self._deps, self._sends
-        first, last, lanes_of = self._first, self._last, self._lanes_of
+        rank_of, cpu, deps, sends = self._rank, self._cpu, self._deps, self._sends
+        first, first_of, following, firsts_of = self._first, self._first_of, self._next, self._firsts_of
         size: list[float] = step_bytes.tolist()
         work: list[float] = (low.work * step_bytes).tolist()
         memory_class, solo, scale, links_of = low.memory_class, self._fabric.solo, self._scale, self._burst
@@ -75,14 +82,14 @@ class Simulator:
             for segment in range(slots, segments):
                 for step in first:
                     waits[segment * n + step] += 1
-        unfinished = [[len(lanes)] * segments for lanes in lanes_of]  # lanes per rank and segment
+        unfinished = [[len(lines)] * segments for lines in firsts_of]  # lines per rank and segment
         open_flows = [0] * (n * segments)
-        processor_free = [0.0] * len(lanes_of)
+        processor_free = [0.0] * len(firsts_of)
         # Per class: how much service one of its flows has had, when that was true, and when its flows will have enough.
         served, since, version = [0.0] * len(rate), [0.0] * len(rate), [0] * len(rate)
         goals: list[list[tuple[float, int, int]]] = [[] for _ in rate]  # (service, node, flow within the step; -1 for memory)
         heap: list[tuple[float, int, int, int]] = []  # (time, kind, node or class, version of the class)
-        cores = _Cores(low.cores, len(lanes_of)) if low.cores < inf else None
+        cores = _Cores(low.cores, len(firsts_of)) if low.cores < inf else None
         arrivals = list(first)  # nodes that have one thing less to wait for
         delta: dict[int, int] = {}  # flows that begin (or end, negative) now
         buckets = _Buckets(low.burst, self._capacity) if low.burst > 0 else None
@@ -104,12 +111,12 @@ class Simulator:
                     arrivals.append(base + receiver)
 
         def send(node: int) -> None:
-            for number, (c, receivers) in enumerate(sends[node % n]):
+            for number, (c, receivers, held) in enumerate(sends[node % n]):
                 nbytes = size[node % n]
                 if buckets is not None and nbytes > 0 and links_of[c]:
                     nbytes = buckets.left(now, links_of[c], nbytes * scale[c]) / scale[c]
                 if nbytes > 0 and solo[c] < inf:
-                    open_flows[node] += 1
+                    open_flows[node] += held
                     start_flow(node, number, c, nbytes)
                 else:
                     deliver(node, receivers)
@@ -130,17 +137,16 @@ class Simulator:
             segment, step = divmod(node, n)
             for other in deps[step]:
                 arrivals.append(node - step + other)
-            lane = lane_of[step]
-            if step != last[lane]:
-                arrivals.append(node + 1)
+            if following[step] >= 0:
+                arrivals.append(node - step + following[step])
                 return
             if segment + 1 < segments:
-                arrivals.append((segment + 1) * n + first[lane])
+                arrivals.append((segment + 1) * n + first_of[step])
             if slots:
                 rank = rank_of[step]
                 unfinished[rank][segment] -= 1
                 if not unfinished[rank][segment] and segment + slots < segments:
-                    arrivals.extend((segment + slots) * n + first[other] for other in lanes_of[rank])
+                    arrivals.extend((segment + slots) * n + other for other in firsts_of[rank])
 
         while True:
             for node in arrivals:  # grows while it is walked through
@@ -194,10 +200,12 @@ class Simulator:
                             continue
                         if buckets is not None:
                             buckets.done(now, links_of[what])
-                        deliver(node, sends[node % n][number][1])
-                        open_flows[node] -= 1
-                        if not open_flows[node]:
-                            complete(node)
+                        _, receivers, held = sends[node % n][number]
+                        deliver(node, receivers)
+                        if held:
+                            open_flows[node] -= 1
+                            if not open_flows[node]:
+                                complete(node)
         if completed != n * segments:
             raise ValueError(f"{low.schedule.label}: {n * segments - completed} of {n * segments} steps wait for each other for ever")
         return end  # outdated events may lie behind it

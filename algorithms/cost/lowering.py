@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from topoccl.algorithms.calibration import Medium, Profile
 from topoccl.algorithms.schedule import Buf, Schedule
+from topoccl.algorithms.turns import in_turn
+from topoccl.algorithms.verify import happens_before_order
 from topoccl.algorithms.ways import named_paths
 from topoccl.topology.graph import Topology
 from topoccl.topology.routes import Routes, routes_of
@@ -55,6 +57,9 @@ class Lowering:
         capacity: bytes/s of each resource; the first ``len(topology.links)`` are the links.
         cores: how many cores all ranks share, infinite where each has one of its own.
         fixed: seconds of a call besides all its steps.
+        line_ptr, line_steps: what runs one after the other: the lanes, or all steps of a rank in one order.
+        held: of each flow, whether its step lasts until it has left. What is handed over to the kernel does not hold ranks that run their
+            steps in one order.
         burst: bytes on the wire that a link passes at once after a pause; ``burst_links`` of each class are those that do.
     """
 
@@ -74,6 +79,9 @@ class Lowering:
     classes: tuple[tuple[int, ...], ...]
     class_scale: Floats
     capacity: Floats
+    line_ptr: Ints
+    line_steps: Ints
+    held: npt.NDArray[np.bool_]
     cores: float = math.inf
     fixed: float = 0.0
     burst: float = 0.0
@@ -97,6 +105,12 @@ class Lowering:
         return fullest
 
     @cached_property
+    def line_of_step(self) -> Ints:
+        line = np.empty(self.schedule.num_steps, dtype=np.int64)
+        line[self.line_steps] = np.repeat(np.arange(len(self.line_ptr) - 1), np.diff(self.line_ptr))
+        return line
+
+    @cached_property
     def _flow_route(self) -> Ints:
         route = np.empty(len(self.flow_step), dtype=np.int64)
         route[self.flow_of_message] = self.messages.route
@@ -113,12 +127,12 @@ class Lowering:
     def edges(self) -> tuple[Ints, Ints, Floats]:
         """What waits for what within one segment: (earlier step, later step, seconds in between).
 
-        Steps wait for their predecessor in the lane, for their dependencies, and for messages, which take a route's latency.
+        Steps wait for their predecessor in line, for their dependencies, and for messages, which take a route's latency.
         """
         s, m = self.schedule, self.messages
-        later = np.delete(np.arange(s.num_steps), s.lane_ptr[:-1])
+        earlier, later = np.delete(self.line_steps, self.line_ptr[1:] - 1), np.delete(self.line_steps, self.line_ptr[:-1])
         waiting = np.repeat(np.arange(s.num_steps), np.diff(s.dep_ptr))
-        source = np.concatenate([later - 1, s.deps, m.sender])
+        source = np.concatenate([earlier, s.deps, m.sender])
         target = np.concatenate([later, waiting, m.receiver])
         delay = np.concatenate([np.zeros(len(later) + len(waiting)), self.route_latency[m.route]])
         return source, target, delay
@@ -176,12 +190,16 @@ class Lowering:
         return result
 
 
-def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Routes | None = None, *, pulls: bool = False) -> Lowering:
+def lower(
+    schedule: Schedule, topology: Topology, profile: Profile, routes: Routes | None = None, *, pulls: bool = False, one_order: bool = False
+) -> Lowering:  # fmt: skip
     """Lowers ``schedule`` for ranks that sit on ``topology.slots`` in order.
 
     Args:
         routes: the routes of ``topology``, when the caller has them already.
         pulls: receivers read what is sent straight from the senders' buffers; for ranks of one host.
+        one_order: a rank runs its steps one after the other, whatever lanes they are in, and leaves its messages for other hosts to the
+            kernel (:mod:`~topoccl.algorithms.turns`); for one segment.
 
     Raises:
         ValueError: another number of ranks, a stream whose sends and receives do not pair up, or a way that the topology does not have.
@@ -202,6 +220,11 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
     of_route = np.full(len(ends), table.add((), 1.0)) if pulls else table.add_routes(ends, paths, media, host)
     memory_class = tuple(table.add(table.memory(rank), 1.0) for rank in range(topology.num_ranks))
     flow_step, flow_class, flow_of_message = _flows(messages, media, of_route, table)
+    line_ptr, line_steps = schedule.lane_ptr.astype(np.int64), np.arange(schedule.num_steps)
+    held = np.ones(len(flow_step), dtype=bool)
+    if one_order:
+        line_ptr, line_steps = _orders(schedule, topology.ranks_by_host)
+        held[flow_of_message] = np.array([medium.staged for medium in media], dtype=bool)[messages.route]
     cores = max(1.0, topology.num_ranks / profile.machine) if profile.machine > 1 and len(set(host)) > 1 else math.inf
     fixed = max((medium.call_overhead for medium in media), default=0.0) * max(1.0, topology.num_ranks / cores)
     return Lowering(
@@ -221,11 +244,22 @@ def lower(schedule: Schedule, topology: Topology, profile: Profile, routes: Rout
         classes=tuple(resources for resources, _ in table.classes),
         class_scale=np.array([scale for _, scale in table.classes]),
         capacity=np.array(table.capacity),
+        line_ptr=line_ptr,
+        line_steps=line_steps,
+        held=held,
         cores=cores,
         fixed=fixed,
         burst=profile.network.burst,
         burst_links=_burst_links(paths, media, of_route, len(table.classes)),
     )
+
+
+def _orders(schedule: Schedule, hosts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """``line_ptr`` and ``line_steps`` of ranks that run all their steps in one order."""
+    _, order = happens_before_order(schedule, 1)
+    found = [in_turn(schedule, order, rank, set(ranks)) for ranks in hosts for rank in ranks]
+    lengths = [len(steps) for steps in found if steps]
+    return np.cumsum([0, *lengths]), np.array([step for steps in found for step in steps], dtype=np.int64)
 
 
 def _burst_links(paths: Sequence[tuple[int, ...]], media: Sequence[Medium], of_route: Ints, classes: int) -> tuple[tuple[int, ...], ...]:

@@ -156,7 +156,7 @@ class CostModel:
             return None
         each = network.stamped_overhead
         medium = replace(network, send_overhead=each, recv_overhead=each, call_overhead=network.stamped_call)
-        return _View(lower(self.schedule, self.topology, replace(self.profile, network=medium), self._routes))
+        return _View(lower(self.schedule, self.topology, replace(self.profile, network=medium), self._routes, one_order=True))
 
     def _view(self, block: float | Sequence[float], segments: int) -> _View:
         """How a call with such blocks is run."""
@@ -226,7 +226,7 @@ class CostModel:
         return min(pulled, *(self.floor(block, segments) for segments in self.ladder(block)))
 
     def ladder(self, block: float | Sequence[float]) -> tuple[int, ...]:
-        """The numbers of segments worth trying, powers of two.
+        """The numbers of segments worth trying: powers of two, and between hosts, where pieces need not fit caches, also 3 times these.
 
         The least is the one whose messages fit the ``room`` of their medium; the others leave pieces of at least the profile's
         ``min_segment`` bytes. A schedule without messages has nothing to overlap, and padded blocks are not cut further than needed.
@@ -235,18 +235,23 @@ class CostModel:
         steps = [1 << max(0, math.ceil(math.log2(fill)))] if fill > 1 else [1]
         smallest = float(np.mean(block)) / self.schedule.chunks
         if len(self._low.messages) and not self.schedule.needs_equal_chunks:
-            piece = self.profile.local.piece if len(self.topology.ranks_by_host) == 1 else 1
-            least = max(piece, self.profile.min_segment)
-            while steps[-1] * 2 <= self.profile.max_segments and smallest / (steps[-1] * 2) >= least:
-                steps.append(steps[-1] * 2)
+            alone = len(self.topology.ranks_by_host) == 1
+            least = max(self.profile.local.piece if alone else 1, self.profile.min_segment)
+            most = min(self.profile.max_segments, smallest / least)
+            power = steps[0]
+            while power <= most:
+                between = [] if alone or power == 1 else [power * 3 // 2]
+                steps += [segments for segments in (*between, power * 2) if segments <= most]
+                power *= 2
         return tuple(steps)
 
     def choose_segments(self, block: float | Sequence[float], hopeless: float = math.inf) -> Prediction:
         """The prediction with the best number of segments of the ladder, or without staging where that is better.
 
-        Found coarse to fine: every other step of the ladder (for many messages only the best by levels), then the
-        neighbours of the best, then the two best in full, and the one with the fewest segments of those that seem nearly as good. What
-        cannot be better by its floor is skipped. Of those that are nearly equal the one with the fewest segments is taken.
+        Found coarse to fine: every fourth step of the ladder (for many messages only the best by levels), then those halfway to the next
+        on both sides of the best, then its neighbours, then the two best in full, and the one with the fewest segments of those that seem
+        nearly as good. What cannot be better by its floor is skipped. Of those that are nearly equal the one with the fewest segments is
+        taken.
 
         Args:
             hopeless: when the search finds nothing below so many seconds, its rough result will do.
@@ -274,9 +279,10 @@ class CostModel:
                 found[segments] = view.seconds(part, segments, SEARCH_STEPS)
 
         if len(self._low.messages) <= SEARCH_LIMIT:
-            look(ladder[::2])
-            at = ladder.index(best())
-            look(ladder[max(0, at - 1) : at + 2])
+            look(ladder[::4])
+            for stride in (2, 1):
+                at = ladder.index(best())
+                look([ladder[other] for other in (at - stride, at + stride) if 0 <= other < len(ladder)])
         else:
             look([ladder[0], min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
         if found[best()] > hopeless:

@@ -55,7 +55,7 @@ class Wavefront:
     def width(self) -> int:
         """How many flows may be under way at once: the most of any level, or the lanes that send if they are more."""
         low = self._low
-        sending = len(np.unique(low.schedule.step_lane[low.flow_step]))
+        sending = len(np.unique(low.line_of_step[low.flow_step]))
         return max(sending, int(np.bincount(self._level_of_step[low.flow_step], minlength=1).max(initial=0)))
 
     @cached_property
@@ -94,9 +94,10 @@ class Wavefront:
         return seconds
 
     def _sending(self, flows: Floats) -> Floats:
-        """Seconds for which each step sends."""
+        """Seconds for which each step sends what holds it."""
         seconds = np.zeros(self._low.schedule.num_steps)
-        np.maximum.at(seconds, self._low.flow_step, flows)
+        held = self._low.held
+        np.maximum.at(seconds, self._low.flow_step[held], flows[held])
         return seconds
 
     def loads(self, step_bytes: Floats) -> Floats:
@@ -140,7 +141,7 @@ class Wavefront:
         loads = segments * self.loads(step_bytes)
         loads[: len(low.topology.links)] -= burst / low.capacity[: len(low.topology.links)]
         own = self._own(step_bytes) + self._sending(self._alone(step_bytes, burst))
-        lanes = np.bincount(low.schedule.step_lane, weights=own, minlength=low.schedule.num_lanes)
+        lanes = np.bincount(low.line_of_step, weights=own)
         processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
         busiest = max(lanes.max(initial=0.0), processors.max(initial=0.0), processors.sum() / low.cores)
         return float(max(loads.max(initial=0.0), segments * busiest))

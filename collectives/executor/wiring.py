@@ -17,13 +17,13 @@ import numpy as np
 from topoccl.algorithms.hazards import Hazards
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.algorithms.shares import at_once, fair_shares
+from topoccl.algorithms.turns import in_turn
 from topoccl.algorithms.verify import happens_before_order
 from topoccl.collectives.executor.geometry import Geometry
 from topoccl.topology.graph import Topology
 from topoccl.topology.rails import RailTable
 
 _LINE = 64
-_FEW = 200  # steps of a rank that are put in a better order
 
 
 @dataclass(slots=True)
@@ -120,42 +120,13 @@ class Wiring:
         found = self._sequences.get((rank, segments, pulls))
         if found is None:
             order, steps = happens_before_order(self.schedule, segments)
-            mine = np.flatnonzero(self.schedule.step_rank[steps] == rank)
-            found = list(zip(order[mine].tolist(), steps[mine].tolist(), strict=True))
-            if segments == 1 and not pulls and len(found) <= _FEW:
-                found = self._waiting_last(found)
+            if segments == 1 and not pulls:
+                found = [(0, step) for step in in_turn(self.schedule, steps, rank, self.local)]
+            else:
+                mine = np.flatnonzero(self.schedule.step_rank[steps] == rank)
+                found = list(zip(order[mine].tolist(), steps[mine].tolist(), strict=True))
             self._sequences[rank, segments, pulls] = found
         return found
-
-    def _waiting_last(self, sequence: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Another order, in which steps that wait for nobody come as early as they can, those first that others wait for.
-
-        Each wait costs a turn on the core where ranks share it. Steps that wait stay in their order, so that no rank waits that did not
-        before.
-        """
-        schedule = self.schedule
-        before: dict[int, set[int]] = {}
-        last: dict[int, int] = {}  # of each lane
-        for _, step in sequence:
-            lane = int(np.searchsorted(schedule.lane_ptr, step, "right"))
-            deps = schedule.deps[schedule.dep_ptr[step] : schedule.dep_ptr[step + 1]].tolist()
-            before[step] = {*deps, *([last[lane]] if lane in last else ())}
-            last[lane] = step
-        left, ordered = dict.fromkeys(sequence), []
-        while left:
-            ready = [entry for entry in left if not any((entry[0], other) in left for other in before[entry[1]])]
-            chosen = min(ready, key=lambda entry: self._haste(entry[1]))
-            del left[chosen]
-            ordered.append(chosen)
-        return ordered
-
-    def _haste(self, step: int) -> int:
-        schedule = self.schedule
-        operands = slice(int(schedule.operand_ptr[step]), int(schedule.operand_ptr[step + 1]))
-        sent = self._sent.get(step)
-        if (schedule.operand_buf[operands] == Buf.PEER).any() or (sent is not None and sent[1] >= schedule.fifo):
-            return 2
-        return 0 if schedule.target_ptr[step + 1] > schedule.target_ptr[step] else 1
 
     def hazards(self, rank: int, in_place: bool) -> Hazards:
         """Which of a rank's steps overwrite what its earlier sends still read."""

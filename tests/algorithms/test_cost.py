@@ -284,8 +284,9 @@ def test_the_ladder_keeps_pieces_large() -> None:
     topology = generate("ring:4")
     costs = CostModel(built("all_reduce", "ring", topology, channels=2), topology, replace(IDEAL, min_segment=4096, max_segments=16))
     assert costs.ladder(8 * 4096) == (1,)  # 8 chunks of 4096 bytes
-    assert costs.ladder(8 * 4096 * 5) == (1, 2, 4)
-    assert costs.ladder(1 << 30) == (1, 2, 4, 8, 16)
+    assert costs.ladder(8 * 4096 * 5) == (1, 2, 3, 4)
+    assert costs.ladder(8 * 4096 * 6) == (1, 2, 3, 4, 6)
+    assert costs.ladder(1 << 30) == (1, 2, 3, 4, 6, 8, 12, 16)
     alone = generate("cluster:1x1")
     tight = Profile("tight", local=Medium(staged=True, room=MB), copy_bandwidth=1e10, reduce_bandwidth=1e10, max_segments=8)
     published = CostModel(publish(3, fold=False), HOST, tight)  # rank 0 writes once, whoever reads
