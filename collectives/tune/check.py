@@ -63,9 +63,9 @@ class Checked:
     runs: list[Run] = field(default_factory=list)
 
     @property
-    def best(self) -> Run:
-        """The fastest of the first run."""
-        return min(self.runs, key=lambda run: (run.first, run.key))
+    def best(self) -> Run | None:
+        """The fastest of the first run; None where no candidate could run."""
+        return min(self.runs, key=lambda run: (run.first, run.key), default=None)
 
     def of(self, way: str) -> Run | None:
         return next((run for run in self.runs if run.key == self.chosen[way]), None)
@@ -73,7 +73,7 @@ class Checked:
     def ratio(self, way: str) -> float | None:
         """What is chosen over the fastest of the first run, as both were in the second; None where it could not run."""
         mine, best = self.of(way), self.best
-        if mine is None:
+        if mine is None or best is None:
             return None
         if mine.second is None or best.second is None:
             return mine.first / best.first
@@ -135,6 +135,8 @@ class Check:
         return Checked(cell, nbytes, {way: c.key for way, c in choices.items()}, list(runs.values()))
 
     def _second(self, checked: Checked) -> None:
+        if checked.best is None:
+            return
         limit = CLOSE * checked.best.first
         again = [run for run in checked.runs if run.first <= limit or run.key in checked.chosen.values()]
         entered, ran = self._enter(checked.cell, checked.nbytes, [run.candidate for run in again])
@@ -180,7 +182,7 @@ def as_rows(found: Sequence[Checked]) -> list[dict[str, Any]]:
             "collective": checked.cell.collective,
             "bytes": checked.nbytes,
             "root": checked.cell.root,
-            "best": checked.best.candidate.label,
+            "best": None if checked.best is None else checked.best.candidate.label,
             "chosen": {way: key[0] for way, key in checked.chosen.items()},
             "ratio": {way: checked.ratio(way) for way in checked.chosen},
             "candidates": [

@@ -48,10 +48,12 @@ def check_summary(found: Sequence[Checked]) -> str:
     rows = [["collective", "size", "fastest", "time", *(text for way in ways for text in (way, "ratio", "off by")), "of"]]
     for checked in found:
         best = checked.best
-        row = [checked.cell.collective, format_size(checked.nbytes), _run(best.key), format_time(float(f"{best.seconds:.3g}"))]
+        fastest = ["none can run", "-"] if best is None else [_run(best.key), format_time(float(f"{best.seconds:.3g}"))]
+        row = [checked.cell.collective, format_size(checked.nbytes), *fastest]
         for way in ways:
             ratio = checked.ratio(way)
-            row += [_run(checked.chosen[way]), "-" if ratio is None else f"{ratio:.2f}", _share(checked.errors(way))]
+            errors = checked.errors(way)
+            row += [_run(checked.chosen[way]), "-" if ratio is None else f"{ratio:.2f}", _share(errors) if errors else "-"]
         rows.append([*row, str(len(checked.runs))])
     lines = _table(rows)
     for way in ways:
@@ -59,7 +61,8 @@ def check_summary(found: Sequence[Checked]) -> str:
         close, near = (sum(ratio is not None and ratio <= most for ratio in ratios) for most in (GOOD, FAIR))
         errors = [error for checked in found for error in checked.errors(way)]
         within = f"within 5 % of the fastest in {close} of {len(found)} calls, within 10 % in {near}"
-        lines.append(f"{way}: {within}; predictions are off by {_share(errors)} (median)")
+        off = f"; predictions are off by {_share(errors)} (median)" if errors else ""
+        lines.append(f"{way}: {within}{off}")
     return "\n".join(lines)
 
 

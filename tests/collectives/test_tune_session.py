@@ -10,13 +10,15 @@ import pytest
 
 from topoccl.algorithms.calibration import Profile, default_profile
 from topoccl.algorithms.choice import Choice
+from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import dump_tuning, parse_tuning
 from topoccl.algorithms.tuning.fit import Sample, predicted_seconds, spread
 from topoccl.algorithms.tuning.measured import with_constants
 from topoccl.collectives.tune.candidates import candidates
+from topoccl.collectives.tune.check import Check, as_rows
 from topoccl.collectives.tune.race import CLEAR, EARLY, FAR, MOST, race
-from topoccl.collectives.tune.report import summary
+from topoccl.collectives.tune.report import check_summary, summary
 from topoccl.collectives.tune.session import Session, Tuned
 from topoccl.collectives.tune.work import Cell
 from topoccl.topology.generators import generate
@@ -155,3 +157,23 @@ def test_a_short_budget_is_kept_and_measures_what_it_can() -> None:
 def test_what_is_asked_for_is_measured() -> None:
     found, _ = session(100.0, sizes=(M,), asked=lambda collective, nbytes: ("direct",) if collective == "all_reduce" else ())
     assert "direct" in {t.candidate.label for t in found.outcomes[0].timed}
+
+
+# Whether choices are right
+
+
+class Unable(Simulated):
+    """A bench on which nothing can run."""
+
+    def admit(self, choice: Choice) -> None:
+        return None
+
+
+def test_a_call_that_no_candidate_can_make_has_no_fastest() -> None:
+    bench = Unable(TOPOLOGY, TRUE)
+    found = Check(bench, TOPOLOGY, {"defaults": Selector(TOPOLOGY, profile=MPI)}, ["all_reduce"], [4 * K], 10.0).run()
+    assert (found[0].best, found[0].ratio("defaults"), found[0].runs) == (None, None, [])
+    assert as_rows(found)[0]["best"] is None
+    text = check_summary(found)
+    assert "none can run" in text
+    assert "within 5 % of the fastest in 0 of 1 calls, within 10 % in 0" in text
