@@ -17,11 +17,12 @@ from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.tuning import Tuning, TuningError, load_tuning
 from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
-from topoccl.collectives.communicator import Communicator, open_communicators
+from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.config import Config, check_agreement, variable_of
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.forests import keep_forests
+from topoccl.collectives.group import open_groups
 from topoccl.collectives.hosts import Neighbours, crowd_of_machines, meet, seat
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.network import over_tcp
@@ -207,14 +208,14 @@ def _close_all() -> None:
 
     Calls in flight are given some time, since other ranks may wait for them; but not by a program that has failed.
     """
-    left = [communicator for communicator in open_communicators if not communicator.closed]
+    left = [group for group in open_groups if not group.closed]
     end = time.monotonic() + (0 if hasattr(sys, "last_value") else _GRACE)
-    for communicator in left:
-        if communicator.broken is not None:
-            leave_without_others(str(communicator.broken))
-        communicator.settle(max(end - time.monotonic(), 0))
-    for communicator in left:
-        communicator.abort("the program ended")
-        communicator.transport.close()
-    for communicator in left:
-        communicator.close()
+    for group in left:
+        if group.broken is not None:
+            leave_without_others(str(group.broken))
+        group.settle(max(end - time.monotonic(), 0))
+    for group in left:
+        group.abort("the program ended")
+        group.transport.close()
+    for group in left:
+        group.close()

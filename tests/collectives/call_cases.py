@@ -167,7 +167,7 @@ def a_rank_that_raises(c: Communicator) -> None:
 
     begun = time.monotonic()
     if c.rank == 1:
-        c._runner.run = broken  # type: ignore[method-assign]
+        c._group._runner.run = broken  # type: ignore[method-assign]
         with pytest.raises(KeyError):
             c.all_reduce(floats(3))
     else:

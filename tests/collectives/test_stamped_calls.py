@@ -93,7 +93,7 @@ def test_their_own_messages_tell(hosts: str) -> None:
         for name, call in SHORT.items():
             call(c)
             call(c)
-            found[name] = c._last is not None and c._last.stamped
+            found[name] = c._group.record.last is not None and c._group.record.last.stamped
         return found
 
     results = over_sockets(hosts, work)
@@ -183,7 +183,7 @@ def test_a_rank_that_gives_up(hosts: str) -> None:
             begun = time.monotonic()
             if group.rank == 1:
                 if how == "raises":
-                    group._runner.run = broken  # type: ignore[method-assign]
+                    group._group._runner.run = broken  # type: ignore[method-assign]
                     with pytest.raises(KeyError):
                         group.all_reduce(ones(4))
                 elif how == "aborts":

@@ -26,7 +26,7 @@ def comm() -> Iterator[topoccl.Communicator]:
 
 
 def takes_the_short_way(comm: topoccl.Communicator) -> bool:
-    return any(known.straight is not None for known in comm._repeats._known.values())
+    return any(known.straight is not None for known in comm._group.repeats._known.values())
 
 
 def everyones(ranks: int, count: int, time: int, dtype: torch.dtype) -> list[torch.Tensor]:

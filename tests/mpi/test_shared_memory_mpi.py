@@ -50,7 +50,7 @@ def test_long_messages_are_exact(comm: topoccl.Communicator, kind: str) -> None:
     mine, out = slice(rank * block, (rank + 1) * block), buffer(block * size)
     comm.all_gather(whole[mine], out)
     np.testing.assert_array_equal(out, np.concatenate([e[r * block : (r + 1) * block] for r, e in enumerate(everyone)]))
-    if size > 1 and len(set(comm.hosts)) == 1 and comm._planner.site.reach is not None:
+    if size > 1 and len(set(comm.hosts)) == 1 and comm.planner.site.reach is not None:
         assert comm.last_choice is not None
         assert comm.last_choice.pulls
     comm.all_to_all(whole, out)
