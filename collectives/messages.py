@@ -90,7 +90,7 @@ def begin_send(transport: Transport, buf: Any, peer: int, tag: int, timeout: flo
     """Begins to send a tensor or array of any layout."""
     dtype = dtype_of(buf)
     data = flat(buf if is_contiguous(buf) else contiguous(buf), dtype)
-    request = transport.isend(_peer(transport, peer), _tag(tag), data.view(np.uint8))
+    request = transport.isend(_peer(transport, peer), _tag(tag), data.view(np.uint8), share=1.0)
     return Message(transport, request, data, None, dtype, timeout, f"send to rank {peer} with tag {tag}")
 
 

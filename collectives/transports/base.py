@@ -106,9 +106,9 @@ class Transport(ABC):
         return f"{self.name} rank {self.rank} of {self.size}"
 
     @abstractmethod
-    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0) -> Request:
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 0.0) -> Request:
         """Begins to send ``data``; ``0 <= tag < 2**16``. ``share`` of the rate of the way is what it should take, beside others that
-        leave at the same time, where the medium can see to that."""
+        leave at the same time, where the medium can see to that; 0 for what those before it take."""
 
     @abstractmethod
     def irecv(self, peer: int, tag: int, data: Bytes, rail: int = 0) -> Request:
@@ -183,7 +183,7 @@ class Message(Request):
     __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "rail", "share", "tag")
 
     def __init__(
-        self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0
+        self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 0.0
     ) -> None:  # fmt: skip
         self.done = False
         self.error = None
@@ -295,7 +295,7 @@ class Endpoint(Transport):
         """The rank in this group of a rank of the medium."""
         return self._local[world]
 
-    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 1.0) -> Request:
+    def isend(self, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 0.0) -> Request:
         if not 0 <= peer < self.size:
             raise ValueError(f"{self}: cannot send to rank {peer}; known ranks are 0 to {self.size - 1}")
         return self._begin(True, self._ranks[peer], tag, data, rail, share)
@@ -305,7 +305,7 @@ class Endpoint(Transport):
             raise ValueError(f"{self}: cannot receive from rank {peer}; known ranks are 0 to {self.size - 1}, and -1 for any")
         return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data, rail)
 
-    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int, share: float = 1.0) -> Request:
+    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int, share: float = 0.0) -> Request:
         if not 0 <= tag < 1 << TAG_BITS:
             raise ValueError(f"{self}: tag {tag} is not in 0 to {(1 << TAG_BITS) - 1}")
         if not 0 <= rail < self.rails:

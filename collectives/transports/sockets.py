@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
@@ -34,7 +35,7 @@ _BACKLOG = 4096
 # message so many bytes are let come before, and so many are handed over at once, where the system lets us have such buffers.
 _WAKE = 512 * 1024
 _UNSENT = 1 << 20  # the kernel doubles it
-_LONG = 32 * 1024  # bytes from which a message says how fast what is on its connection leaves
+_LONG = 256 * 1024  # bytes from which a message takes its share of the rate: queues of shorter ones are over before they hold up others
 _SO_MAX_PACING_RATE = 47
 _PACE = struct.Struct("=I")  # what every kernel takes; Python's own numbers here end at 2 GB/s
 _FASTEST_PACE = (1 << 32) - 2  # one more means no limit
@@ -191,9 +192,10 @@ class Outgoing:
                 views[0] = view[left:], message
 
     def _stage(self, message: Message) -> None:
-        if message.share != self._share and message.nbytes >= _LONG and self._pace:
-            self._share = message.share
-            _hold_back(self.socket, self._pace * self._share)
+        share = 1.0 if 0 < message.share and message.nbytes < _LONG else message.share
+        if self._pace and share not in (0.0, self._share):
+            self._share = share
+            _hold_back(self.socket, self._pace * share)
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -225,7 +227,16 @@ def whole(tag: int, data: Array, stamp: int) -> memoryview:
 def _hurry(connection: socket.socket, pace: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if pace:
+        _leave_pace_to_us(connection)
         _hold_back(connection, pace)
+
+
+def _leave_pace_to_us(connection: socket.socket) -> None:
+    """BBR finds a pace of its own, by what came through so far. Of messages with pauses between them, and of a pace that has just been
+    changed, that is too little, and its window is that pace times the shortest round trip, before there were queues."""
+    with suppress(OSError):  # not every kernel has a choice
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which everybody may have
 
 
 def _hold_back(connection: socket.socket, pace: float) -> None:

@@ -242,6 +242,47 @@ def test_tcp_at_any_pace(rate: float) -> None:
     there.close()
 
 
+@pytest.fixture
+def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            yield near, far
+
+
+def test_tcp_pace_is_that_of_the_last_message_with_a_share(tcp_pair: tuple[socket.socket, socket.socket]) -> None:
+    """Short messages must not stay at the pace of a long one before them, and those without a share change nothing."""
+    from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.sockets import Outgoing
+
+    endpoint: Any = MemoryHub(2).transport(0)
+    link = Outgoing(1, 0, tcp_pair[0], 40e6, b"")
+    seen = []
+    for nbytes, share in ((1 << 20, 0.25), (16, 0.0), (16, 1.0), (1 << 20, 0.5), (1 << 20, 0.0), (1 << 10, 0.5)):
+        link.queue(Message(endpoint, True, 1, 0, np.zeros(nbytes, np.uint8), share=share))
+        while not link.idle:
+            for message in link.push()[0]:
+                assert message.nbytes == nbytes
+            if nbytes > 1 << 16:
+                tcp_pair[1].recv(1 << 20)
+        seen.append(int.from_bytes(tcp_pair[0].getsockopt(socket.SOL_SOCKET, 47, 4), sys.byteorder) / 40e6)
+    assert seen == [0.25, 0.25, 1.0, 0.5, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("pace", [0.0, 25e6])
+def test_tcp_paced_connections_do_without_bbr(pace: float) -> None:
+    from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener, Outgoing
+
+    control = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
+    with socket.socket() as plain:
+        usual = plain.getsockopt(*control)
+    listener = Listener("127.0.0.1")
+    link = Outgoing.connect(1, ("127.0.0.1", listener.port), "127.0.0.1", bytes(TOKEN_BYTES), 0, 0, pace)
+    assert link.socket.getsockopt(*control).strip(b"\0") == (b"reno" if pace and usual.startswith(b"bbr") else usual.strip(b"\0"))
+    link.close()
+    listener.close()
+
+
 def test_tcp_refuses_strangers() -> None:
     """Whoever does not know the job's token is not heard, and does not disturb."""
     from topoccl.collectives.transports.sockets import Listener
