@@ -6,6 +6,7 @@ as in C. AVG is a SUM whose result is divided by the number of ranks at the end 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
@@ -25,18 +26,25 @@ class Fold:
         two: folds two operands: ``two(destination, a, b)``.
         several: folds more than two; None where that is one after the other.
         direct: what ``two`` comes down to, if that is one call: the function and first arguments, before ``a, b, out=destination``.
+        single: the same for two numbers, ``single[0](single[1], a, b)``, which arrays of one element take several times as long for;
+            empty where the outcome might not be the same to the last bit.
 
     Not for several threads at once.
     """
 
-    __slots__ = ("_several", "direct", "two")
+    __slots__ = ("_several", "direct", "single", "two")
 
     def __init__(
-        self, two: Two, several: Callable[[Array, Sequence[Array]], None] | None = None, direct: tuple[Any, ...] = ()
-    ) -> None:  # fmt: skip
+        self,
+        two: Two,
+        several: Callable[[Array, Sequence[Array]], None] | None = None,
+        direct: tuple[Any, ...] = (),
+        single: tuple[Any, ...] = (),
+    ) -> None:
         self.two = two
         self._several = several
         self.direct = direct
+        self.single = single
 
     def __call__(self, dst: Array, operands: Sequence[Array]) -> None:
         if self._several is not None and len(operands) > 2:
@@ -54,6 +62,11 @@ _KNOWN_OPS = frozenset(OPS)
 _UFUNCS: dict[str, Any] = {
     "sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+# By ufunc: what does the same to two of NumPy's numbers.
+_OPERATORS = {
+    np.add: operator.add, np.multiply: operator.mul, np.bitwise_and: operator.and_, np.bitwise_or: operator.or_,
+    np.bitwise_xor: operator.xor, np.logical_and: operator.and_, np.logical_or: operator.or_,
 }  # fmt: skip
 _TORCH = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}
 
@@ -102,32 +115,43 @@ def fold_kernel(op: str, dtype: DType) -> Fold:
     else:
         ufunc = _UFUNCS[op]
 
+    run = _quietly()
+    both = _OPERATORS.get(ufunc)
+    rounds = dtype.is_complex and ufunc is np.multiply
+    single = (run, both) if run is not None and both is not None and not rounds else ()
+
     if dtype.is_floating or dtype.is_complex:
-        return _silent(ufunc)
+        return _silent(ufunc, run, single)
 
     def two(dst: Array, a: Array, b: Array) -> None:
         ufunc(a, b, out=dst)
 
-    return Fold(two, direct=(ufunc,))
+    return Fold(two, direct=(ufunc,), single=single)
 
 
-def _silent(ufunc: Any) -> Fold:
+def _quietly() -> Any:
+    """``run(function, ...)`` calls a function of NumPy's that warns of nothing; None where that belongs to a thread, not to a context."""
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        return None
+    context = Context()
+    context.run(np.seterr, all="ignore")
+    return context.run  # costs nothing, which np.errstate does not
+
+
+def _silent(ufunc: Any, run: Any, single: tuple[Any, ...]) -> Fold:
     """Lets sums overflow and infinities cancel without a warning, as torch, MPI and C do."""
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # where this belongs to a thread, not to a context
+    if run is None:
 
         def guarded(dst: Array, a: Array, b: Array) -> None:
             with np.errstate(all="ignore"):
                 ufunc(a, b, out=dst)
 
         return Fold(guarded)
-    context = Context()
-    context.run(np.seterr, all="ignore")
-    run = context.run  # costs nothing, which np.errstate does not
 
     def silent(dst: Array, a: Array, b: Array) -> None:
         run(ufunc, a, b, out=dst)
 
-    return Fold(silent, direct=(run, ufunc))
+    return Fold(silent, direct=(run, ufunc), single=single)
 
 
 def _torch_fold(op: str, dtype: DType) -> Fold:

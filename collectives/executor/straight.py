@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from topoccl.collectives.executor.actions import Copy, Folding, Local, Whole
+from topoccl.collectives.executor.actions import Copy, Folding, Local, Whole, length
 from topoccl.collectives.executor.dtypes import Array
 from topoccl.collectives.executor.program import Mark, Short
 
@@ -81,15 +81,27 @@ def _lines(source: Source, move: Any, whole: Whole) -> list[str]:
         buf, lo, hi = ref
         return _BUFFERS[buf] if (lo, hi) == (0, whole[buf]) else f"{_BUFFERS[buf]}[{source.name(slice(lo, hi))}]"
 
+    def element(ref: Local | Array) -> str:
+        if not isinstance(ref, tuple):
+            return f"{source.name(ref)}[0]"
+        return f"{_BUFFERS[ref[0]]}[{source.name(ref[1])}]"
+
     if isinstance(move, Copy):
-        src, dst = place(move.src), place(move.dst)
+        single = length(move.dst) == 1  # then numbers cost half of what slices do
+        src, dst = (element(move.src), element(move.dst)) if single else (place(move.src), place(move.dst))
+        unless = ""
         if isinstance(move.src, tuple) and isinstance(move.dst, tuple):
             same = move.src[1:] == move.dst[1:] and whole[move.src[0]] == whole[move.dst[0]]
             unless = "if inp is not out: " if same else ""  # what is read-only may be copied to itself
-            return [f"{unless}{dst if '[' in dst else f'{dst}[...]'} = {src}"]
-        return [f"{dst if '[' in dst else f'{dst}[...]'} = {src}"]
+        return [f"{unless}{dst if '[' in dst else f'{dst}[...]'} = {src}"]
     assert isinstance(move, Folding)
     kernel = move.kernel
+    if kernel.single and length(move.dst) == 1:
+        call = f"{source.name(kernel.single[0])}({source.name(kernel.single[1])}, "
+        first, *others = map(element, move.operands)
+        for other in others:
+            first = f"{call}{first}, {other})"
+        return [f"{element(move.dst)} = {first}"]
     first, *others = map(place, move.operands)
     lines = [f"into = {place(move.dst)}"]
     if not kernel.direct:

@@ -44,12 +44,13 @@ def blocks(ranks: int, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.chunk(ranks)[rank] for part in parts])
 
 
+@pytest.mark.parametrize("block", [6, 1])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_results_are_right_on_new_data_and_other_buffers(comm: topoccl.Communicator, dtype: torch.dtype, kind: str) -> None:
+def test_results_are_right_on_new_data_and_other_buffers(comm: topoccl.Communicator, dtype: torch.dtype, kind: str, block: int) -> None:
     if kind == "array" and dtype is torch.bfloat16:
         pytest.skip("NumPy has no bfloat16")
-    p, me, root, n = comm.size, comm.rank, comm.size - 1, 6 * comm.size
+    p, me, root, n = comm.size, comm.rank, comm.size - 1, block * comm.size
     give: Callable[[torch.Tensor], Any] = (lambda t: t.numpy()) if kind == "array" else (lambda t: t)
 
     def check(name: str, call: Callable[[Any, Any], Any], mine: torch.Tensor, count: int, right: torch.Tensor | None) -> None:
@@ -62,6 +63,7 @@ def test_results_are_right_on_new_data_and_other_buffers(comm: topoccl.Communica
         parts = everyones(p, n, time, dtype)
         mine, total = parts[me].clone(), summed(parts)
         check("all_reduce", comm.all_reduce, mine, n, total)
+        check("all_reduce of one", comm.all_reduce, mine[:1].clone(), 1, total[:1])
         check("reduce_scatter", comm.reduce_scatter, mine, n // p, total.chunk(p)[me])
         check("all_gather", comm.all_gather, mine, n * p, torch.cat(parts))
         check("all_to_all", comm.all_to_all, mine, n, blocks(p, me, parts))
@@ -81,8 +83,9 @@ def test_results_are_right_on_new_data_and_other_buffers(comm: topoccl.Communica
     assert takes_the_short_way(comm) == (p > 1 and len(set(comm.hosts)) == 1)
 
 
-def test_sums_that_overflow_raise_no_warning(comm: topoccl.Communicator) -> None:
-    data, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
+@pytest.mark.parametrize("count", [3, 1])
+def test_sums_that_overflow_raise_no_warning(comm: topoccl.Communicator, count: int) -> None:
+    data, out = np.full(count, 3e38, np.float32), np.empty(count, np.float32)
     with np.errstate(all="raise"):
         for _ in range(TIMES):
             comm.all_reduce(data, out)
