@@ -192,7 +192,7 @@ class Outgoing:
                 views[0] = view[left:], message
 
     def _stage(self, message: Message) -> None:
-        share = 1.0 if 0 < message.share and message.nbytes < _LONG else message.share
+        share = 1.0 if message.share > 0 and message.nbytes < _LONG else message.share
         if self._pace and share not in (0.0, self._share):
             self._share = share
             _hold_back(self.socket, self._pace * share)
