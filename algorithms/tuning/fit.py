@@ -110,6 +110,7 @@ def constants(samples: Sequence[Sample], profile: Profile) -> list[_Constant]:
         found.append(_Constant(("network.burst",), FEW_BYTES, FIRST_BYTES))
         if any(sample.nbytes <= STAMPED and sample.segments == 1 for sample in samples) and profile.network.stamped_overhead > 0:
             found += [_Constant(("network.stamped_overhead",)), _Constant(("network.stamped_call",), TINY, FIRST)]
+            found.append(_Constant(("network.stamped_rate",)))
     if media:
         found.append(_Constant((f"{media[0]}.call_overhead",), TINY, FIRST))
     if math.isfinite(profile.copy_bandwidth):
@@ -158,7 +159,7 @@ def fit(samples: Sequence[Sample], profile: Profile, enough: Callable[[], bool] 
 
     found = _applied(profile, free, _minimise(residuals, start, lower, upper))
     names = [name for constant in free for name in constant.names]
-    fitted = Fitted(tuple(sorted((name, _rounded(_value(found, name))) for name in names)), profile.crowd, profile.machine)
+    fitted = Fitted(tuple(sorted((name, _rounded(name, _value(found, name))) for name in names)), profile.crowd, profile.machine)
     return Fit(fitted, with_constants(profile, fitted.constants), before, relative_errors(samples, found))
 
 
@@ -240,7 +241,10 @@ def _value(profile: Profile, name: str) -> float:
     return float(getattr(getattr(profile, head) if head else profile, tail))
 
 
-def _rounded(value: float) -> float:
+def _rounded(name: str, value: float) -> float:
+    """As a tuning file says it."""
+    if name.endswith("burst"):
+        return float(round(value))
     return 0.0 if value < NOTHING else float(f"{value:.4g}")
 
 

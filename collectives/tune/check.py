@@ -1,8 +1,8 @@
 """Is the right algorithm chosen? Candidates are measured, and what would be chosen is compared with the fastest. It knows no ranks.
 
-Two runs, each of all calls: in the first the candidates race as they do for a tuner; in the second those run again that came close, and
-what is chosen. The fastest of the first run is what choices are compared with, by the times of the second: the least of many noisy
-times is too low by chance, but only in the run that it was picked by.
+Two runs, each of all calls. In the first the candidates race as they do for a tuner. In the second the fastest of the first and what is
+chosen run again, in turns, many rounds: the least of many noisy times is too low by chance, but only in the run that it was picked by. In
+each round both run a batch, the one first and in the next round the other, and the median over rounds of the ratio of their times counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.algorithms.tuning.fit import Sample, predicted_seconds
 from topoccl.collectives.tune.candidates import Candidate, candidates
-from topoccl.collectives.tune.race import EARLY, race
+from topoccl.collectives.tune.race import EARLY, in_turns, race
 from topoccl.collectives.tune.session import Bench, Report
 from topoccl.collectives.tune.work import ITEM, Cell, cell_of
 from topoccl.topology.graph import Topology
@@ -30,8 +30,10 @@ MOST_CANDIDATES = 10
 """and so many at most are."""
 VARIED = 1
 """Of so many of them half and double the number of segments are measured too."""
-CLOSE = 1.15
-"""What took no more than so many times the time of the fastest runs a second time."""
+ROUNDS = 11
+"""In so many rounds finalists are compared."""
+AGREE = 9
+"""Where fewer of these say alike who is faster, nothing is decided: by chance as many agree in one of 15 comparisons of equals."""
 
 
 @dataclass
@@ -55,12 +57,13 @@ class Run:
 
 @dataclass
 class Checked:
-    """One call: its candidates' times, and what each way to choose would run (keys of ``runs``)."""
+    """One call: its candidates' times, what each way to choose would run (keys of ``runs``), and the times of the finalists, by round."""
 
     cell: Cell
     nbytes: int
     chosen: dict[str, tuple[str, int, bool]]
     runs: list[Run] = field(default_factory=list)
+    rounds: dict[tuple[str, int, bool], list[float]] = field(default_factory=dict)
 
     @property
     def best(self) -> Run | None:
@@ -71,13 +74,21 @@ class Checked:
         return next((run for run in self.runs if run.key == self.chosen[way]), None)
 
     def ratio(self, way: str) -> float | None:
-        """What is chosen over the fastest of the first run, as both were in the second; None where it could not run."""
-        mine, best = self.of(way), self.best
-        if mine is None or best is None:
-            return None
-        if mine.second is None or best.second is None:
-            return mine.first / best.first
-        return mine.second / best.second
+        """What is chosen over the fastest of the first run: the median over rounds; None where either could not run."""
+        ratios = self._ratios(way)
+        return median(ratios) if ratios else None
+
+    def decided(self, way: str) -> bool:
+        """Whether nearly all rounds say alike which of the two is faster, or they are one."""
+        ratios = self._ratios(way)
+        slower = sum(ratio > 1 for ratio in ratios)
+        return max(slower, len(ratios) - slower) * ROUNDS >= AGREE * len(ratios)
+
+    def _ratios(self, way: str) -> list[float]:
+        if self.best is None:
+            return []
+        mine, best = self.rounds.get(self.chosen[way], []), self.rounds.get(self.best.key, [])
+        return [a / b for a, b in zip(mine, best, strict=False)]  # one of them may be unable to run
 
     def errors(self, way: str) -> list[float]:
         """Predicted over measured, minus 1, of all candidates."""
@@ -131,21 +142,23 @@ class Check:
                 found.setdefault(c.key, c)
                 labels += [c.label] * new
         entered, ran = self._enter(cell, nbytes, list(found.values()))
-        runs = {c.key: Run(c, seconds) for c, seconds in zip(entered, ran, strict=True)}
+        runs = {c.key: Run(c, median(times)) for c, times in zip(entered, ran, strict=True)}
         return Checked(cell, nbytes, {way: c.key for way, c in choices.items()}, list(runs.values()))
 
     def _second(self, checked: Checked) -> None:
         if checked.best is None:
             return
-        limit = CLOSE * checked.best.first
-        again = [run for run in checked.runs if run.first <= limit or run.key in checked.chosen.values()]
-        entered, ran = self._enter(checked.cell, checked.nbytes, [run.candidate for run in again])
-        times = dict(zip((c.key for c in entered), ran, strict=True))
-        for run in again:
-            run.second = times.get(run.key)
+        finalists = [run for run in checked.runs if run.key in (checked.best.key, *checked.chosen.values())]
+        entered, ran = self._enter(checked.cell, checked.nbytes, [run.candidate for run in finalists], final=True)
+        checked.rounds = dict(zip((c.key for c in entered), ran, strict=True))
+        for run in finalists:
+            if run.key in checked.rounds:
+                run.second = median(checked.rounds[run.key])
 
-    def _enter(self, cell: Cell, nbytes: int, found: Sequence[Candidate]) -> tuple[list[Candidate], list[float]]:
-        """Those that can run, and what they took."""
+    def _enter(
+        self, cell: Cell, nbytes: int, found: Sequence[Candidate], *, final: bool = False
+    ) -> tuple[list[Candidate], list[list[float]]]:  # fmt: skip
+        """Those that can run, and the times of their batches."""
         clock = self._bench.clock
         begun = clock()
         self._bench.begin(cell)
@@ -157,8 +170,13 @@ class Check:
                 first.append(admitted[0])
         if not entered:
             return [], []
-        ran = race(first, self._bench.run, lambda turn: turn >= EARLY and clock() - begun > self._limit)
-        return entered, [median(entrant.times) for entrant in ran]
+
+        def over(turn: int) -> bool:
+            return turn >= EARLY and clock() - begun > self._limit
+
+        if final:
+            return entered, in_turns(first, self._bench.run, over, ROUNDS if len(first) > 1 else EARLY)
+        return entered, [entrant.times for entrant in race(first, self._bench.run, over)]
 
     def _predict(self, checked: Checked) -> None:
         for run in checked.runs:
@@ -185,6 +203,7 @@ def as_rows(found: Sequence[Checked]) -> list[dict[str, Any]]:
             "best": None if checked.best is None else checked.best.candidate.label,
             "chosen": {way: key[0] for way, key in checked.chosen.items()},
             "ratio": {way: checked.ratio(way) for way in checked.chosen},
+            "decided": {way: checked.decided(way) for way in checked.chosen},
             "candidates": [
                 {
                     "algorithm": run.candidate.label,

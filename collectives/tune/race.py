@@ -53,9 +53,7 @@ def race(first: Sequence[float], run: Round, over: Callable[[int], bool], most: 
         All candidates, in order; those that were never measured have no times, or their first call's if nobody has any.
     """
     quick = min(first)
-    entrants = [
-        Entrant(n, max(1, min(MOST_CALLS, int(BATCH_SECONDS / max(s, 1e-9)))), dropped=s > FAR * quick) for n, s in enumerate(first)
-    ]
+    entrants = [Entrant(n, _calls(s), dropped=s > FAR * quick) for n, s in enumerate(first)]
     for turn in range(most):
         running = [entrant for entrant in entrants if not entrant.dropped]
         if over(turn) or (turn >= EARLY and len(running) == 1 < len(entrants)):
@@ -68,6 +66,24 @@ def race(first: Sequence[float], run: Round, over: Callable[[int], bool], most: 
             entrant.times.append(seconds)
             entrant.dropped = entrant.dropped or any(len(other.times) > 1 for other in entrants)
     return entrants
+
+
+def in_turns(first: Sequence[float], run: Round, over: Callable[[int], bool], rounds: int) -> list[list[float]]:
+    """Seconds per call of each round's batch of all candidates, none of which is dropped; every other round goes the other way round.
+
+    Args:
+        first, run, over: as for :func:`race`.
+        rounds: at most.
+    """
+    batches = [(number, _calls(seconds)) for number, seconds in enumerate(first)]
+    times: list[list[float]] = [[] for _ in first]
+    for turn in range(rounds):
+        if over(turn):
+            break
+        order = batches[::-1] if turn % 2 else batches
+        for (number, _), seconds in zip(order, run(order), strict=True):
+            times[number].append(seconds)
+    return times
 
 
 def _drop(running: Sequence[Entrant]) -> None:

@@ -51,9 +51,8 @@ def check_summary(found: Sequence[Checked]) -> str:
         fastest = ["none can run", "-"] if best is None else [_run(best.key), format_time(float(f"{best.seconds:.3g}"))]
         row = [checked.cell.collective, format_size(checked.nbytes), *fastest]
         for way in ways:
-            ratio = checked.ratio(way)
             errors = checked.errors(way)
-            row += [_run(checked.chosen[way]), "-" if ratio is None else f"{ratio:.2f}", _share(errors) if errors else "-"]
+            row += [_run(checked.chosen[way]), _ratio(checked, way), _share(errors) if errors else "-"]
         rows.append([*row, str(len(checked.runs))])
     lines = _table(rows)
     for way in ways:
@@ -64,6 +63,12 @@ def check_summary(found: Sequence[Checked]) -> str:
         off = f"; predictions are off by {_share(errors)} (median)" if errors else ""
         lines.append(f"{way}: {within}{off}")
     return "\n".join(lines)
+
+
+def _ratio(checked: Checked, way: str) -> str:
+    """``~`` marks what the rounds do not agree on."""
+    ratio = checked.ratio(way)
+    return "-" if ratio is None else f"{'' if checked.decided(way) else '~'}{ratio:.2f}"
 
 
 def _run(key: tuple[str, int, bool]) -> str:

@@ -10,14 +10,16 @@ import pytest
 
 from topoccl.algorithms.calibration import Profile, default_profile
 from topoccl.algorithms.choice import Choice
+from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import Selector
+from topoccl.algorithms.selection_rules import parse_algo
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import dump_tuning, parse_tuning
 from topoccl.algorithms.tuning.fit import Sample, predicted_seconds, spread
 from topoccl.algorithms.tuning.measured import with_constants
-from topoccl.collectives.tune.candidates import candidates
-from topoccl.collectives.tune.check import Check, as_rows
-from topoccl.collectives.tune.race import CLEAR, EARLY, FAR, MOST, race
+from topoccl.collectives.tune.candidates import Candidate, candidates
+from topoccl.collectives.tune.check import AGREE, ROUNDS, Check, Checked, Run, as_rows
+from topoccl.collectives.tune.race import CLEAR, EARLY, FAR, MOST, in_turns, race
 from topoccl.collectives.tune.report import check_summary, summary
 from topoccl.collectives.tune.session import Session, Tuned
 from topoccl.collectives.tune.work import Cell
@@ -78,6 +80,14 @@ def test_when_the_time_is_over_first_calls_count() -> None:
     found = race([2.0, 1.0], simulated([1.0, 1.0], log), lambda turn: True)  # type: ignore[arg-type]
     assert log == []
     assert [e.seconds for e in found] == [2.0, 1.0]
+
+
+def test_in_turns_nobody_is_dropped_and_nobody_is_always_first() -> None:
+    log: list[list[int]] = []
+    times = in_turns([1.0, 5.0], simulated([1.0, 5.0], log), never, 4)  # type: ignore[arg-type]
+    assert times == [[1.0] * 4, [5.0] * 4]
+    assert log == [[0, 1], [1, 0], [0, 1], [1, 0]]
+    assert in_turns([1.0], simulated([1.0], log), lambda turn: turn >= 2, 4) == [[1.0, 1.0]]  # type: ignore[arg-type]
 
 
 # The session
@@ -177,3 +187,38 @@ def test_a_call_that_no_candidate_can_make_has_no_fastest() -> None:
     text = check_summary(found)
     assert "none can run" in text
     assert "within 5 % of the fastest in 0 of 1 calls, within 10 % in 0" in text
+
+
+def test_finalists_are_compared_round_by_round() -> None:
+    def compared(mine: list[float], best: list[float]) -> tuple[float | None, bool]:
+        keys = ("mine", 1, False), ("best", 1, False)
+        runs = [Run(Candidate(label, None, segments, pulls, 1.0), 2.0 - (label == "best")) for label, segments, pulls in keys]  # type: ignore[arg-type]
+        checked = Checked(Cell("all_reduce", K), 4 * K, {"way": keys[0]}, runs, {keys[0]: mine, keys[1]: best})
+        return checked.ratio("way"), checked.decided("way")
+
+    # A disturbance that both feel, in whatever rounds, changes nothing; one that a few rounds of one feel does not decide.
+    assert compared([1.2, 12.0, 1.2] * 3 + [1.2] * 2, [1.0, 10.0, 1.0] * 3 + [1.0] * 2) == (pytest.approx(1.2), True)
+    assert compared([1.2] * AGREE + [0.9] * (ROUNDS - AGREE), [1.0] * ROUNDS) == (pytest.approx(1.2), True)
+    assert compared([1.2] * (AGREE - 1) + [0.9] * (ROUNDS - AGREE + 1), [1.0] * ROUNDS) == (pytest.approx(1.2), False)
+    assert compared([0.9] * AGREE + [1.2] * (ROUNDS - AGREE), [1.0] * ROUNDS) == (pytest.approx(0.9), True)
+    assert compared([], [1.0]) == (None, True)
+
+
+def test_the_right_choice_is_found_right_and_a_wrong_one_wrong() -> None:
+    right, wrong = (
+        Selector(TOPOLOGY, profile=TRUE),
+        Selector(TOPOLOGY, parse_algo("all_reduce:ring[channels=1]", known_names()), profile=TRUE),
+    )
+    bench = Simulated(TOPOLOGY, TRUE, noise=0.02)
+    (found,) = Check(bench, TOPOLOGY, {"right": right, "wrong": wrong}, ["all_reduce"], [4 * K], 10.0).run()
+    assert found.best is not None
+    assert len(found.rounds[found.best.key]) == ROUNDS
+    good, bad = found.ratio("right"), found.ratio("wrong")
+    assert good is not None
+    assert bad is not None
+    assert good < 1.05
+    assert bad > 1.2
+    assert found.decided("wrong")
+    (row,) = as_rows([found])
+    assert row["ratio"] == {"right": good, "wrong": bad}
+    assert "right: within 5 % of the fastest in 1 of 1 calls" in check_summary([found])
