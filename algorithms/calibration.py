@@ -25,7 +25,10 @@ TURNS = 25e-6
 STAMPED = 64 << 10
 """Bytes up to which calls may be stamped: messages of longer ones had better have receives."""
 
-BUCKET = 16 << 10
+COLD = 6e-6
+"""Seconds of its processor that a rank whose host shares a machine with others loses by each message inside its host, at either side."""
+
+BUCKET = 32 << 10
 """Bytes that links pass at once between hosts of one machine: they are no wires, and what limits them is a bucket of tokens."""
 
 
@@ -41,6 +44,8 @@ class Medium:
         stamped_overhead: seconds of the processor, of both sides, per message of short calls whose messages tell every rank that all others
             make the same call (:mod:`~topoccl.algorithms.hearing`), so that nothing else has to; 0 where messages cannot.
         stamped_call: ``call_overhead`` of these calls.
+        stamped_rate: bytes/s at which the processor, on both sides, handles what these messages hold: all of one before the next step,
+            while of messages of longer calls it handles parts as they come.
         staged: the message passes through memory that both ranks see: the sender copies it in, the receiver copies it out,
             unless it folds it straight from there.
         both_ways: the share of the both directions' rate that is left when two ranks send to each other at the same time,
@@ -60,6 +65,7 @@ class Medium:
     call_overhead: float = 0.0
     stamped_overhead: float = 0.0
     stamped_call: float = 0.0
+    stamped_rate: float = math.inf
     staged: bool = False
     both_ways: float = 1.0
     efficiency: float = 1.0
@@ -90,6 +96,8 @@ class Medium:
             raise ValueError(f"both_ways is {self.both_ways!r}; expected a share from 0.5 to 1")
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; expected a share above 0, at most 1")
+        if not self.stamped_rate > 0:
+            raise ValueError(f"stamped_rate is {self.stamped_rate!r}; expected a positive number of bytes/s")
         if not self.room >= 1:
             raise ValueError(f"room is {self.room!r}; expected a positive number of bytes")
 
@@ -138,17 +146,19 @@ class Profile:
 
         ``machine`` is the same for hosts that share a machine.
         """
+        shared = machine > crowd  # then what ranks take from each other is simulated
+        busy = 1.0 if shared else crowd
         local = replace(
             self.local,
-            send_overhead=self.local.send_overhead * crowd,
-            recv_overhead=self.local.recv_overhead * crowd + TURN * (crowd - 1),
-            latency=self.local.latency + TURNS * (crowd - 1),
+            send_overhead=self.local.send_overhead * busy + (COLD if shared else 0.0),
+            recv_overhead=self.local.recv_overhead * busy + (COLD if shared else TURN * (crowd - 1)),
+            latency=self.local.latency + TURNS * (1 if shared else crowd - 1),
             piece=round(self.local.piece * crowd),
             pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        network = replace(self.network, burst=float(BUCKET)) if machine > crowd else self.network
+        network = replace(self.network, burst=float(BUCKET)) if shared else self.network
         return replace(self, local=local, network=network, crowd=crowd, machine=max(crowd, machine))
 
     def on_small_pages(self) -> Profile:
@@ -186,8 +196,9 @@ _PROFILES = {
             recv_overhead=37e-6,
             latency=30e-6,
             call_overhead=200e-6,
-            stamped_overhead=17e-6,
-            stamped_call=80e-6,
+            stamped_overhead=10.5e-6,
+            stamped_call=55e-6,
+            stamped_rate=550e6,
             efficiency=0.95,
         ),
         copy_bandwidth=10e9,

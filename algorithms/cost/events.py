@@ -37,7 +37,6 @@ class Simulator:
         self._low = low = lowering
         s, n = low.schedule, low.schedule.num_steps
         self._rank: list[int] = s.step_rank.tolist()
-        self._cpu: list[float] = low.cpu.tolist()
         self._fabric = Fabric(low.classes, low.class_scale.tolist(), low.capacity.tolist(), low.solo.tolist())
         self._burst: list[tuple[int, ...]] = list(low.burst_links)
         self._scale: list[float] = low.class_scale.tolist()
@@ -69,9 +68,10 @@ class Simulator:
     def run(self, step_bytes: Floats, segments: int) -> float:
         """Seconds until everything is complete, when each step handles ``step_bytes`` in each of ``segments`` segments."""
         low, n, slots = self._low, self._low.schedule.num_steps, self._low.schedule.slots
-        rank_of, cpu, deps, sends = self._rank, self._cpu, self._deps, self._sends
+        rank_of, deps, sends = self._rank, self._deps, self._sends
         first, first_of, following, firsts_of = self._first, self._first_of, self._next, self._firsts_of
         size: list[float] = step_bytes.tolist()
+        cpu: list[float] = low.busy(step_bytes).tolist()
         work: list[float] = (low.work * step_bytes).tolist()
         memory_class, solo, scale, links_of = low.memory_class, self._fabric.solo, self._scale, self._burst
         sharing = Sharing(self._fabric)

@@ -47,7 +47,7 @@ class Lowering:
     """A schedule ready to be costed; made by :func:`lower`.
 
     Attributes:
-        cpu: per step, seconds of the rank's processor (overheads of its messages).
+        cpu, handled: per step, seconds of the rank's processor (overheads of its messages), and further seconds for each byte of the step.
         work: per step, bytes through the rank's memory for each byte of the step.
         memory_class: per rank, the class of its memory.
         routes, route_ends, route_latency: links, (source, destination, rail) and seconds of each route in use. Routes are the network's
@@ -68,6 +68,7 @@ class Lowering:
     profile: Profile
     messages: Messages
     cpu: Floats
+    handled: Floats
     work: Floats
     memory_class: tuple[int, ...]
     routes: tuple[tuple[int, ...], ...]
@@ -92,6 +93,10 @@ class Lowering:
         """Bytes/s of payload that a flow of each class gets when it is alone."""
         rates = [min((self.capacity[r] for r in resources), default=math.inf) for resources in self.classes]
         return np.array(rates, dtype=np.float64) / self.class_scale
+
+    def busy(self, step_bytes: Floats) -> Floats:
+        """Seconds of its rank's processor that each step takes."""
+        return self.cpu + self.handled * step_bytes
 
     def fill(self, step_bytes: Floats) -> float:
         """How many times the messages of one segment fill the room that their medium has for one rank."""
@@ -233,6 +238,7 @@ def lower(
         profile=profile,
         messages=messages,
         cpu=cpu,
+        handled=_handled(messages, media, schedule.num_steps) if one_order else np.zeros(schedule.num_steps),
         work=work,
         memory_class=memory_class,
         routes=paths,
@@ -250,7 +256,7 @@ def lower(
         cores=cores,
         fixed=fixed,
         burst=profile.network.burst,
-        burst_links=_burst_links(paths, media, of_route, len(table.classes)),
+        burst_links=_burst_links(paths, media, topology, of_route, len(table.classes)),
     )
 
 
@@ -262,12 +268,14 @@ def _orders(schedule: Schedule, hosts: Sequence[Sequence[int]]) -> tuple[Ints, I
     return np.cumsum([0, *lengths]), np.array([step for steps in found for step in steps], dtype=np.int64)
 
 
-def _burst_links(paths: Sequence[tuple[int, ...]], media: Sequence[Medium], of_route: Ints, classes: int) -> tuple[tuple[int, ...], ...]:
-    """Of each class the links that pass what its medium lets pass at once."""
+def _burst_links(
+    paths: Sequence[tuple[int, ...]], media: Sequence[Medium], topology: Topology, of_route: Ints, classes: int
+) -> tuple[tuple[int, ...], ...]:
+    """Of each class the links that pass what its medium lets pass at once: those of the network, not what ranks share inside."""
     links: list[tuple[int, ...]] = [()] * classes
     for path, medium, number in zip(paths, media, of_route.tolist(), strict=True):
         if medium.burst > 0:
-            links[number] = path
+            links[number] = tuple(link for link in path if topology.links[link].kind == "net")
     return tuple(links)
 
 
@@ -299,6 +307,13 @@ def _pair(schedule: Schedule) -> tuple[Messages, tuple[tuple[int, int, int], ...
     keys, route = np.unique(((rank[sender] * p + dst) * rails + rail[sender]) * ways + way, return_inverse=True)
     ends = tuple((key // ways // rails // p, key // ways // rails % p, key // ways % rails) for key in keys.tolist())
     return Messages(sender, partner, route.reshape(-1)), ends, (keys % ways - 1).tolist()
+
+
+def _handled(messages: Messages, media: Sequence[Medium], steps: int) -> Floats:
+    """``handled`` of :class:`Lowering` for stamped calls."""
+    each = np.array([0.0 if medium.staged else 1 / medium.stamped_rate for medium in media])[messages.route]
+    sent, received = (np.bincount(ends, weights=each, minlength=steps) for ends in (messages.sender, messages.receiver))
+    return np.asarray(sent + received, dtype=np.float64)
 
 
 def _local_work(schedule: Schedule, messages: Messages, media: Sequence[Medium], profile: Profile, pulls: bool) -> tuple[Floats, Floats]:

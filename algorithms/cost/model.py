@@ -102,8 +102,9 @@ class _View:
         return "flow" if len(self.low.messages) <= FLOW_LIMIT and self.wavefront.width <= FLOW_WIDTH else "wavefront"
 
     def seconds(self, part: Floats, segments: int, steps: int) -> float:
-        """Of a whole call, besides whose steps there is what it takes in any case."""
-        return self._steps(part, segments, steps) + self.low.fixed
+        """Of one of many calls in a row: besides its steps there is what it takes in any case; and what links passed at once in one call
+        they must have made up for before the next."""
+        return max(self._steps(part, segments, steps) + self.low.fixed, self.wavefront.busiest(part, segments))
 
     def _steps(self, part: Floats, segments: int, steps: int) -> float:
         """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.

@@ -67,7 +67,7 @@ class Wavefront:
 
     def _own(self, step_bytes: Floats) -> Floats:
         """Seconds of each step before its messages leave."""
-        return self._low.cpu + self._low.work * step_bytes / self._low.profile.copy_bandwidth
+        return self._low.busy(step_bytes) + self._low.work * step_bytes / self._low.profile.copy_bandwidth
 
     def _alone(self, step_bytes: Floats, burst: float = 0.0) -> Floats:
         """Seconds of each flow when nothing else runs, ``burst`` bytes on the wire of it aside."""
@@ -109,6 +109,10 @@ class Wavefront:
         owner, resource = low.incidence
         return np.bincount(resource, weights=volume[owner], minlength=len(low.capacity)) / low.capacity
 
+    def busiest(self, step_bytes: Floats, segments: int) -> float:
+        """Seconds for which ``segments`` keep the busiest resource busy."""
+        return segments * float(self.loads(step_bytes).max(initial=0.0))
+
     def _chain(self, step_bytes: Floats, flows: Floats) -> tuple[float, float]:
         """(seconds of the longest chain of steps and messages, seconds that the busiest rank's own steps span), given the flows'."""
         low = self._low
@@ -127,24 +131,22 @@ class Wavefront:
 
     def pace(self, step_bytes: Floats) -> float:
         """Seconds by which each further segment must lengthen the whole: its busiest resource, lane or processor."""
-        return self._paced(step_bytes, 1, 0.0)
+        return max(self.busiest(step_bytes, 1), self._paced(step_bytes, 0.0))
 
     def floor(self, step_bytes: Floats, segments: int) -> float:
         """Seconds that :class:`~topoccl.algorithms.cost.events.Simulator` cannot undercut, with what a call takes besides its steps."""
         low = self._low
         chain = self._chain(step_bytes, self._alone(step_bytes, low.burst))[0]
-        return max(chain, self._paced(step_bytes, segments, low.burst)) + low.fixed
+        steps = max(chain, segments * self._paced(step_bytes, low.burst)) + low.fixed
+        return max(steps, self.busiest(step_bytes, segments))
 
-    def _paced(self, step_bytes: Floats, segments: int, burst: float) -> float:
-        """Seconds for which the busiest resource, lane or processor is busy with ``segments``, when links pass ``burst`` bytes at once."""
+    def _paced(self, step_bytes: Floats, burst: float) -> float:
+        """Seconds for which the busiest lane or processor is busy with one segment, when links pass ``burst`` bytes at once."""
         low = self._low
-        loads = segments * self.loads(step_bytes)
-        loads[: len(low.topology.links)] -= burst / low.capacity[: len(low.topology.links)]
         own = self._own(step_bytes) + self._sending(self._alone(step_bytes, burst))
         lanes = np.bincount(low.line_of_step, weights=own)
-        processors = np.bincount(low.schedule.step_rank, weights=low.cpu)
-        busiest = max(lanes.max(initial=0.0), processors.max(initial=0.0), processors.sum() / low.cores)
-        return float(max(loads.max(initial=0.0), segments * busiest))
+        processors = np.bincount(low.schedule.step_rank, weights=low.busy(step_bytes))
+        return float(max(lanes.max(initial=0.0), processors.max(initial=0.0), processors.sum() / low.cores))
 
     def seconds(self, step_bytes: Floats, segments: int) -> float:
         """The wavefront model: the longest chain, when every flow shares its resources with all flows of its level.

@@ -50,8 +50,8 @@ RANGE = ("collective", "ranks", "from", "to", "root", "hosts")
 MEDIA = ("local", "network")
 CONSTANTS = ("copy_bandwidth", "reduce_bandwidth")
 MEDIUM_CONSTANTS = (
-    "send_overhead", "recv_overhead", "latency", "call_overhead", "stamped_overhead", "stamped_call", "both_ways", "efficiency", "burst",
-    "pull_bandwidth", "pull_overhead",
+    "send_overhead", "recv_overhead", "latency", "call_overhead", "stamped_overhead", "stamped_call", "stamped_rate", "both_ways",
+    "efficiency", "burst", "pull_bandwidth", "pull_overhead",
 )  # fmt: skip
 _DIGEST = re.compile(r"[0-9a-f]{12,64}")
 _SHARES = ("both_ways", "efficiency")
@@ -150,7 +150,7 @@ def _constant(at: Cursor, name: str) -> float:
         return _number(at, least, 1, f"a share from {least:g} to 1")
     if name == "burst":
         return float(at.size())
-    return at.rate() if name.endswith("bandwidth") else at.time()
+    return at.rate() if name.endswith(("bandwidth", "rate")) else at.time()
 
 
 def _number(at: Cursor, least: float, most: float, expected: str) -> float:

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from topoccl.algorithms.calibration import PULL_FROM, Medium, Profile, default_profile
+from topoccl.algorithms.calibration import COLD, PULL_FROM, TURNS, Medium, Profile, default_profile
 from topoccl.algorithms.cost import CostModel, block_bytes
 from topoccl.algorithms.registry import build_verified, by_name
+from topoccl.algorithms.schedule import Buf, ScheduleBuilder
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
+from topoccl.topology.files import loads
 from topoccl.topology.generators import generate
 
 M = 1 << 20
@@ -105,7 +107,10 @@ def test_ranks_of_hosts_that_share_a_machine_share_its_cores() -> None:
     topology = generate("cluster:8x1")
     alone, packed = MPI.on_hosts(1, attach=False), MPI.on_hosts(1, attach=False, machine=4)
     crowded = MPI.on_hosts(4, attach=False, machine=2)
-    assert (packed.network.send_overhead, packed.local) == (alone.network.send_overhead, alone.local)
+    assert packed.network.send_overhead == alone.network.send_overhead
+    for side in ("send_overhead", "recv_overhead"):
+        assert getattr(packed.local, side) == pytest.approx(getattr(alone.local, side) + COLD)
+    assert packed.local.latency == pytest.approx(alone.local.latency + TURNS)
     assert (alone.machine, packed.machine, crowded.machine) == (1, 4, 4)
 
     def of_call(collective: str, name: str, profile: Profile) -> float:
@@ -145,3 +150,21 @@ def test_links_with_a_bucket_pass_short_messages_at_once() -> None:
         for segments in (1, 4, 64):
             assert model.floor(nbytes, segments) <= model.predict(nbytes, segments).seconds * (1 + 1e-9)
     assert default_profile("tcp").network.burst == 0 < default_profile("tcp").on_hosts(1, attach=True, machine=4).network.burst
+
+
+def test_each_cable_of_a_host_has_a_bucket_of_its_own() -> None:
+    line = loads("topoccl: 1\ndefaults: {slots: 1, rate: 8Gbit/s}\nhosts: [a, b, c]\ncables:\n  - between: [a, b]\n  - between: [a, c]\n")
+    b = ScheduleBuilder(CollectiveSpec("broadcast", 3, 0), "both ways")
+    for peer in (1, 2):
+        b.send(b.lane(0, peer), (Buf.INPUT, 0), peer)
+        b.recv(b.lane(peer), 0, (Buf.OUTPUT, 0))
+    schedule = b.build()
+
+    def of_size(nbytes: float, burst: float) -> float:
+        return CostModel(schedule, line, Profile("test", network=Medium(burst=burst))).predict(nbytes).seconds
+
+    assert of_size(5_000.0, 5_000) == pytest.approx(of_size(0.0, 0))
+    assert of_size(105_000.0, 5_000) == pytest.approx(of_size(100_000.0, 0))
+    # Calls in a row find what the ones before have left.
+    assert of_size(20_000.0, 20_000) == pytest.approx(20e-6)
+    assert of_size(0.0, 0) < 20e-6
