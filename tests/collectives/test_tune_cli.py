@@ -135,10 +135,12 @@ def test_choices_are_checked(mpirun: MpiRun, tmp_path: Path) -> None:
     measured = {row["algorithm"]: row for row in call["candidates"]}
     assert {call["best"], *call["chosen"].values()} <= measured.keys()
     assert min(row["first_seconds"] for row in call["candidates"]) == measured[call["best"]]["first_seconds"]
-    mine, best = measured["ring[channels=1]"]["second_seconds"], measured[call["best"]]["second_seconds"]
-    assert call["ratio"]["t.yaml"] == pytest.approx(mine / best)
+    assert all(measured[label]["second_seconds"] is not None for label in (call["best"], *call["chosen"].values()))
+    ratio = call["ratio"]["t.yaml"]
+    assert ratio == 1 if call["best"] == "ring[channels=1]" else ratio > 0
+    assert call["decided"]["t.yaml"] or f"~{ratio:.2f}" in result.stdout
     assert "defaults: within 5 % of the fastest in " in result.stdout
-    assert f"t.yaml: within 5 % of the fastest in {int(mine <= 1.05 * best)} of 1 calls" in result.stdout
+    assert f"t.yaml: within 5 % of the fastest in {int(ratio <= 1.05)} of 1 calls" in result.stdout
 
 
 def test_files_are_merged(tmp_path: Path) -> None:
