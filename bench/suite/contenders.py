@@ -5,6 +5,7 @@ Each contender prepares a call for a collective and a size as nccl-tests counts 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -142,14 +143,24 @@ class MpiContender:
 
 
 class CopyContender:
-    """A copy in memory by all ranks at once: the limit that others are measured by."""
+    """A copy in memory by all ranks at once: the limit that others are measured by.
+
+    Ranks that share cores take turns after each copy, as they do when a call ends for all of them. Otherwise a batch of copies is over
+    within a rank's own turn, and those of the others on its core are not in its time.
+    """
 
     name = "copy"
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
+        self._shares = ranks > len(os.sched_getaffinity(0))
 
     def prepare(self, collective: str, nbytes: int) -> Call:
         size = max(int(copied_bytes(collective, nbytes, self._ranks, self._rank)), 1)
         src, dst = np.ones(size, np.uint8), np.ones(size, np.uint8)
-        return lambda: np.copyto(dst, src)
+
+        def copy_and_yield() -> None:
+            np.copyto(dst, src)
+            os.sched_yield()
+
+        return copy_and_yield if self._shares else lambda: np.copyto(dst, src)
