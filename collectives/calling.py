@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,22 +189,27 @@ class Caller:
         if straight is None or worker.open or worker.owner:
             worker.run(self._make_again, found, limit)
             return True
+        me = get_ident()
         with worker.turn:
-            if group.failure is not None:
-                group.raise_broken()
-            record.calls = number = record.calls + 1
-            record.last = plan = known.plan
-            record.recent[number % RECENT] = plan.fingerprint
-            parity = number & 1
-            program = plan.programs[parity]
-            assert program is not None
+            worker.owner = me
             try:
-                straight[parity](inp.copy() if known.copies else inp, out, number, limit)
-            except BaseException as error:
-                group.give_up(error)
-            if not program.runs:
-                record.uncounted.append(program)
-            program.runs += 1
+                if group.failure is not None:
+                    group.raise_broken()
+                record.calls = number = record.calls + 1
+                record.last = plan = known.plan
+                record.recent[number % RECENT] = plan.fingerprint
+                parity = number & 1
+                program = plan.programs[parity]
+                assert program is not None
+                try:
+                    straight[parity](inp.copy() if known.copies else inp, out, number, limit)
+                except BaseException as error:
+                    group.give_up(error)
+                if not program.runs:
+                    record.uncounted.append(program)
+                program.runs += 1
+            finally:
+                worker.owner = 0
         return True
 
     def _make_again(self, found: tuple[Known, Array, Array], limit: float) -> None:

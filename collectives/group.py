@@ -143,7 +143,11 @@ class Group:
         return told
 
     def begin(self, call: Fingerprint, limit: float, word: int = 0, stamped: bool = False) -> None:
-        """Begins a call: writes it down, and tells the other ranks (:meth:`Control.begin`)."""
+        """Begins a call: writes it down, and tells the other ranks (:meth:`Control.begin`).
+
+        Raises:
+            TopocclError: the group has failed, or this is made inside another call, which goes on.
+        """
         if self._begun:
             self._begun = False
             return
@@ -151,11 +155,14 @@ class Group:
             call = part(self.called, call.text)
         if self.failure is not None:
             self.raise_broken()
+        control = self._control
+        if control is not None and control.ended < self.record.calls:
+            raise TopocclError(f"{call.text} was called inside {self.record.describe()}, as by a signal handler: calls take turns")
         self.record.calls = number = self.record.calls + 1
         self.record.recent[number % RECENT] = call
-        if self._control is not None:
+        if control is not None:
             try:
-                self._control.begin(call, limit, word, stamped)
+                control.begin(call, limit, word, stamped)
             except BaseException as error:
                 self.give_up(error)
 
@@ -180,8 +187,11 @@ class Group:
             if control is not None and control.raised(error):
                 self.give_up(error)
             if control is not None:
-                control.compare()
-                control.end()
+                try:
+                    control.compare()
+                    control.end()
+                except BaseException as worse:
+                    self.give_up(worse)
             raise  # on all ranks alike
         except BaseException as error:
             self.give_up(error)
@@ -255,7 +265,7 @@ class Group:
 
     def recent_calls(self) -> str:
         """The last calls that this rank has made in this group, a line each: number, what, and whether it has ended."""
-        return self.record.recent_calls(self._control is not None and self._control.open)
+        return self.record.recent_calls(self._control is not None and self._control.ended < self.record.calls)
 
     def raise_broken(self) -> NoReturn:
         """For calls of a group that has a :attr:`failure`."""

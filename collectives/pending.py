@@ -72,10 +72,11 @@ class Worker:
     """Runs the calls of one group one after the other.
 
     A call on an idle group runs in the caller's thread; asynchronous calls, and those that come while such are open, run in
-    order on a thread of the worker. Calls made inside a call or by a callback of one belong to it and run at once.
+    order on a thread of the worker. Calls made inside a call or by a callback of one belong to it and run at once (what makes them must
+    not be halfway through a collective: see :meth:`Group.begin`).
 
     Attributes:
-        turn: held while a call runs. Who finds none open and no owner may take it and make a call that makes no others.
+        turn: held while a call runs. Who finds none open and no owner may take it, become the owner and make a call.
         open: how many calls were submitted and have not ended.
         owner: the thread whose call may make others, which run at once; 0 for none.
     """

@@ -53,6 +53,7 @@ def rails_of(topology: Topology) -> tuple[Rail, ...]:
 
 
 def _connected(switches: Iterable[str], beside: dict[str, set[str]]) -> list[list[str]]:
+    """The connected ones together (networkx would do, but every program would pay for its import when it starts)."""
     seen: set[str] = set()
     groups = []
     for first in switches:

@@ -26,29 +26,41 @@ class Store(Protocol):
 
 
 _store: Store | None = None
+_read: tuple[str, Forest] | None = None  # what at_hand has read, with its key, until it is asked for
 
 
 def keep_in(store: Store | None) -> None:
     """From now on forests are looked for in ``store``, and put there; None forgets it."""
-    global _store
-    _store = store
+    global _store, _read
+    _store, _read = store, None
 
 
 def remembered(topology: Topology, collective: str, root: int | None, k: int, ways: str, make: Callable[[], Forest]) -> Forest:
     """What ``make`` returns, or what it returned for the same arguments before."""
+    global _read
     if _store is None:
         return make()
-    found = recalled(topology, collective, root, k, ways)
+    key = _key(topology, collective, root, k, ways)
+    before, _read = _read, None
+    found = before[1] if before is not None and before[0] == key else _recalled(key, topology.num_ranks)
     if found is None:
         found = make()
-        _store.put(_key(topology, collective, root, k, ways), write(found))
+        _store.put(key, write(found))
     return found
 
 
-def recalled(topology: Topology, collective: str, root: int | None, k: int, ways: str) -> Forest | None:
-    """The forest that the store has for these arguments."""
-    text = None if _store is None else _store.get(_key(topology, collective, root, k, ways))
-    return None if text is None else read(text, topology.num_ranks)
+def at_hand(topology: Topology, collective: str, root: int | None, k: int, ways: str) -> bool:
+    """Whether the store has the forest for these arguments, which :func:`remembered`, asked next, does not read again."""
+    global _read
+    key = _key(topology, collective, root, k, ways)
+    found = _recalled(key, topology.num_ranks)
+    _read = None if found is None else (key, found)
+    return found is not None
+
+
+def _recalled(key: str, ranks: int) -> Forest | None:
+    text = None if _store is None else _store.get(key)
+    return None if text is None else read(text, ranks)
 
 
 def _key(topology: Topology, collective: str, root: int | None, k: int, ways: str) -> str:

@@ -18,7 +18,7 @@ from topoccl.algorithms.forest.pieces import over_ranks, shared_out, trees_of
 from topoccl.algorithms.forest.scaling import GOOD
 from topoccl.algorithms.forest.splitting import Allowed
 from topoccl.algorithms.forest.spreading import Spread, spread
-from topoccl.algorithms.forest.store import recalled, remembered
+from topoccl.algorithms.forest.store import at_hand, remembered
 from topoccl.algorithms.forest.trees import Forest, Piece, with_rails
 from topoccl.algorithms.forest.ways import paired
 from topoccl.topology.bounds import certificate
@@ -59,7 +59,7 @@ def refuses(topology: Topology) -> str | None:
 
 def quick(topology: Topology, collective: str, root: int | None = None) -> bool:
     """Whether a forest is at hand at once, since it is kept, or after a few seconds, since links between few hosts are what limits."""
-    if recalled(topology, collective, root, 0, "own") is not None:
+    if at_hand(topology, collective, root, 0, "own"):
         return True
     if collective in ROOTED or not 1 < len(topology.ranks_by_host) <= QUICK_HOSTS or topology.num_ranks > MOST_RANKS:
         return False

@@ -23,7 +23,7 @@ from topoccl.collectives.control.board import Board
 from topoccl.collectives.control.failure import Failure, absence_text, mismatch_text, ranks_text
 from topoccl.collectives.control.leaders import Attendance, HeardFailure, Leaders
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
-from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, Waiter
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE, Waiter
 
 if TYPE_CHECKING:
     from topoccl.collectives.control.fingerprint import Fingerprint
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _LOOK = 0.2  # seconds between looks at whether the other processes are alive
 _GATHER = 1.0  # seconds in which ranks that give up tell each other why
 _TELL = 5.0  # seconds that ranks have to say what they have called, once they know that it differs
-_PATIENCE = 0.05
 _ASK = 0.05  # seconds after which a leader asks whether all make the same call, where their messages should tell
 _STAMPED = 1 << 63  # a bit of all stamps
 
@@ -46,6 +45,10 @@ class Control:
         transport: the group's.
         neighbours: who shares this rank's memory.
         describe: says what the present call is, for errors.
+
+    Attributes:
+        number: of the last call that has begun.
+        ended: of the last one that has ended well.
     """
 
     def __init__(self, transport: Transport, neighbours: Neighbours, describe: Callable[[], str]) -> None:
@@ -69,7 +72,7 @@ class Control:
         self._asks = False  # its leaders tell each other nevertheless
         self._failed = False
         self.aborted: TopocclError | None = None
-        self._ended = 0  # the last call that has ended
+        self.ended = 0
         self._final: BaseException | None = None  # what was raised here that others have told
         self._late: BaseException | None = None  # the timeout that was raised here
         self._cause: Failure | None = None  # what made the first rank give up, where it is known
@@ -175,16 +178,11 @@ class Control:
         me, words = source.name(self), source.name(board.words)
         for word in board.their_values[parity]:
             source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_from_now)}()")
-        source.add(f"{words}[{source.name(board.my_done)}] = {me}._ended = number")
+        source.add(f"{words}[{source.name(board.my_done)}] = {me}.ended = number")
 
     def _settle_from_now(self) -> None:
         self._begun = time.monotonic()
         self._settle()
-
-    @property
-    def open(self) -> bool:
-        """Whether the last call has not ended, or has failed."""
-        return self._ended < self.number
 
     def settle(self) -> None:
         """As :meth:`end`, for a call that goes on afterwards."""
@@ -215,7 +213,7 @@ class Control:
                     break
         if board is not None:
             board.words[board.my_done] = number
-        self._ended = number
+        self.ended = number
 
     @property
     def hears_words(self) -> bool:
@@ -255,7 +253,7 @@ class Control:
         nap = FIRST_NAP
         while leaders is not None and not self._decided:
             if self.beside:
-                self.transport.progress(self.beside, _PATIENCE)
+                self.transport.progress(self.beside, PATIENCE)
             else:
                 time.sleep(nap)
                 nap = min(nap * 1.5, LONGEST_NAP)
@@ -457,7 +455,7 @@ class Control:
             self.board.fail(cause)
         if self._leaders is not None:
             with suppress(TopocclError):
-                self._leaders.fail(cause, self._ended + 1)
+                self._leaders.fail(cause, self.ended + 1)
 
     def leave(self) -> None:
         """Tells the others that this rank makes no more calls, and lets go of the shared memory."""

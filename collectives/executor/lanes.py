@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Act, Bufs
 from topoccl.collectives.executor.program import Item, Mark, NetMessage
-from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE
 from topoccl.collectives.transports.base import Request
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.run import Runner
 
 _POLL = 100e-6  # first sleep on the transport while something in shared memory is waited for,
-_LONGEST_POLL = 1e-3  # longest,
-_PATIENCE = 0.25  # and when nothing is
+_LONGEST_POLL = 1e-3  # and longest
 
 _Bytes = tuple[int, int, int, int, int, int, float]  # peer, tag, rail, buffer, first and last byte, share of the rate
 _Step = tuple[Act | None, tuple[Mark, ...], tuple[Mark, ...], tuple[_Bytes, ...], tuple[int, ...], tuple[int, ...]]
@@ -260,7 +259,7 @@ class LaneRun:
             return
         requests = [request for request, _, _ in opened]
         requests += runner.beside
-        self.transport.progress(requests, min(left, self.poll if self.watching else _PATIENCE))
+        self.transport.progress(requests, min(left, self.poll if self.watching else PATIENCE))
         still = []
         for entry in opened:
             request = entry[0]

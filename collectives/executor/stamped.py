@@ -17,14 +17,13 @@ import numpy as np
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.executor.actions import Act, Bufs
 from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program
-from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE
 from topoccl.collectives.transports.base import Inbox, PeerCounters, Put, Request, Transport
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.dtypes import DType
     from topoccl.collectives.executor.run import Runner
 
-_PATIENCE = 0.05
 
 _Take = tuple[Inbox, int, int, int, int, int, int]  # and its peer and rail; buffer, where from and where to in elements, bytes
 _Give = tuple[Put, int, int, int]  # and buffer, where from and where to
@@ -113,7 +112,7 @@ class Stamped:
     def _await(self, inbox: Inbox, peer: int, rail: int, runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
         while True:
             try:
-                self._transport.fill(inbox, peer, rail, _PATIENCE)
+                self._transport.fill(inbox, peer, rail, PATIENCE)
             except TransportError as error:
                 raise TransportError(f"{what()} failed: {error}") from error
             if inbox:
@@ -139,7 +138,7 @@ class Stamped:
         for rest in left:
             while not rest.done:
                 self._look(runner, end, timeout, what, "its own sends")
-                self._transport.progress([rest], _PATIENCE)
+                self._transport.progress([rest], PATIENCE)
             _raise_error_of(rest, what)
 
     def _look(self, runner: Runner, end: float, timeout: float, what: Callable[[], str], waiting_for: str) -> None:

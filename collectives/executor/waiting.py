@@ -9,6 +9,7 @@ from collections.abc import Callable
 _BURN = 0.9e-3  # seconds a wait may keep a core busy, after it has spun, before it starts to sleep
 FIRST_NAP = 20e-6
 LONGEST_NAP = 500e-6
+PATIENCE = 0.05  # seconds between looks at the other ranks, and for an abort, while a message is waited for
 
 
 class Waiter:

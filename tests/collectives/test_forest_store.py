@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topoccl.algorithms.forest import keep_in, synthesis, synthesise
+from topoccl.algorithms.forest import keep_in, quick, store, synthesis, synthesise
 from topoccl.algorithms.forest.store import read, write
 from topoccl.collectives.forests import DiskStore, keep_forests
 from topoccl.topology.load import load
@@ -47,6 +47,21 @@ def test_the_second_time_it_is_read(folder: Path, made: list[str]) -> None:
     synthesise(load("ring:5,net=1GB/s"), "all_reduce")
     assert made == ["all_reduce", "all_reduce", "broadcast", "all_reduce"]
     assert len(list(folder.iterdir())) == 4
+
+
+def test_one_that_is_at_hand_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = synthesise(RING, "all_reduce")
+    texts: list[str] = []
+    monkeypatch.setattr(store, "read", lambda text, ranks: texts.append(text) or read(text, ranks))
+    assert quick(RING, "all_reduce")
+    assert synthesise(RING, "all_reduce") == first
+    assert len(texts) == 1
+    assert synthesise(RING, "all_reduce") == first  # nothing is kept in memory
+    assert len(texts) == 2
+    assert quick(RING, "all_reduce")
+    assert synthesise(RING, "broadcast", 1) != first
+    assert synthesise(RING, "all_reduce") == first
+    assert len(texts) == 4
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"0 {}\n", None])
