@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.common import check
@@ -28,23 +28,33 @@ def build(spec: CollectiveSpec, topology: Topology, *, lanes: int = 1) -> Schedu
     check(NAME, spec, topology, COLLECTIVES)
     if lanes < 1:
         raise ValueError(f"{NAME}: lanes is {lanes}; expected at least 1")
-    groups = host_groups(topology)
     b = ScheduleBuilder(spec, NAME, params={"lanes": lanes}.items() if lanes > 1 else ())
-    sent = [0] * spec.ranks
-    received = [0] * spec.ranks
+    add_rounds(b, host_groups(topology), lanes, lambda source, to: (0,))
+    return b.build()
+
+
+def add_rounds(
+    b: ScheduleBuilder, groups: Sequence[Sequence[int]], lanes: int, rails: Callable[[int, int], Sequence[int]]
+) -> None:  # fmt: skip
+    """The steps of all rounds; between hosts chunk i of a block takes the i-th of the ``rails`` of its source and target."""
+    parts = b.chunks
+    sent = [0] * b.spec.ranks
+    received = [0] * b.spec.ranks
     for source, to in remote_rounds(groups):
-        b.send(b.lane(source, ("send remote", sent[source] % lanes)), (Buf.INPUT, to), to)
-        b.recv(b.lane(to, ("receive remote", received[to] % lanes)), source, (Buf.OUTPUT, source))
+        for part, rail in enumerate(rails(source, to)):
+            leave = b.lane(source, ("send remote", sent[source] % lanes, part, rail), channel=part, rail=rail)
+            b.send(leave, (Buf.INPUT, to * parts + part), to)
+            arrive = b.lane(to, ("receive remote", received[to] % lanes, part, rail), channel=part, rail=rail)
+            b.recv(arrive, source, (Buf.OUTPUT, source * parts + part))
         sent[source] += 1
         received[to] += 1
     for group in groups:
         for at, rank in enumerate(group):
-            b.copy(b.lane(rank, "own"), (Buf.INPUT, rank), (Buf.OUTPUT, rank))
+            b.copy(b.lane(rank, "own"), (Buf.INPUT, rank * parts), (Buf.OUTPUT, rank * parts), parts)
             for k in range(1, len(group)):
                 to, source = group[(at + k) % len(group)], group[at - k]
-                b.send(b.lane(rank, "send local"), (Buf.INPUT, to), to)
-                b.recv(b.lane(rank, "receive local"), source, (Buf.OUTPUT, source))
-    return b.build()
+                b.send(b.lane(rank, "send local"), (Buf.INPUT, to * parts), to, parts)
+                b.recv(b.lane(rank, "receive local"), source, (Buf.OUTPUT, source * parts), parts)
 
 
 def remote_rounds(groups: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:

@@ -12,12 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placements import cluster, messages, placements, round_robin, uneven_placements
 
-from topoccl.algorithms.builders import all_to_all_bruck, all_to_all_direct, all_to_all_pairwise, all_to_all_two_level
+from topoccl.algorithms.builders import all_to_all_bruck, all_to_all_direct, all_to_all_pairwise, all_to_all_striped, all_to_all_two_level
+from topoccl.algorithms.cost import CostModel
 from topoccl.algorithms.layout import host_groups
 from topoccl.algorithms.schedule import Buf
+from topoccl.algorithms.select import select
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.topology.graph import Topology
+from topoccl.topology.load import load
+from topoccl.topology.rails import rails_of
 
 CANDIDATES = [
     (algorithm, params)
@@ -156,6 +160,7 @@ def test_two_level_keeps_the_turns_of_hosts_apart():
     ("build", "words"),
     [
         (lambda: all_to_all_pairwise.build(CollectiveSpec("all_to_all", 4), cluster([4]), lanes=0), "pairwise: lanes is 0"),
+        (lambda: all_to_all_striped.build(CollectiveSpec("all_to_all", 4), load(RAILS[0]).place(range(4)), lanes=0), "striped: lanes is 0"),
         (lambda: all_to_all_two_level.build(CollectiveSpec("all_to_all", 4), cluster([4]), lanes=0), "two_level: lanes is 0"),
         (lambda: all_to_all_two_level.build(CollectiveSpec("all_to_all", 4), cluster([4]), rails=-1), "two_level: rails is -1"),
         (lambda: all_to_all_bruck.build(CollectiveSpec("all_gather", 4), cluster([4])), "bruck: does not build all_gather"),
@@ -165,6 +170,66 @@ def test_two_level_keeps_the_turns_of_hosts_apart():
 def test_refuses_what_it_cannot_build(build, words):
     with pytest.raises(ValueError, match=words):
         build()
+
+
+RAILS = [
+    "rails:4x2,net=200Mbit/s+100Mbit/s",
+    "rails:3x1,nics=3,net=200Mbit/s+50Mbit/s+7Mbit/s",
+    "rails:2x3,net=1Gbit/s+999Mbit/s",
+]
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("fabric", RAILS)
+def test_striped_loads_every_rail_of_every_host_by_its_rate_and_is_proved(fabric, lanes):
+    whole = load(fabric)
+    p = whole.num_ranks
+    for order in (range(p), [*range(0, p, 2), *range(1, p, 2)], range(1, p)):
+        topology = whole.place(list(order))
+        schedule = all_to_all_striped.build(CollectiveSpec("all_to_all", topology.num_ranks, uneven=True), topology, lanes=lanes)
+        for segments in (1, 3):
+            verify(schedule, segments=(segments,), topology=topology)
+        links = topology.links
+        carried = CostModel(schedule, topology).predict(1e6).bytes_by_link
+        seconds = {links[link].name: nbytes / links[link].bandwidth for link, nbytes in carried.items() if links[link].kind == "net"}
+        for group in topology.ranks_by_host:
+            host = topology.host_of_rank[group[0]]
+            mine = [time for name, time in seconds.items() if name.startswith(f"{host}.")]
+            assert len(mine) == len(rails_of(topology))
+            assert max(mine) <= 1.005 * min(mine)
+            nbytes = sum(n for link, n in carried.items() if links[link].kind == "net" and links[link].src.startswith(f"{host}."))
+            assert nbytes == pytest.approx(1e6 * len(group) * (topology.num_ranks - len(group)))  # what any algorithm must move
+
+
+def test_striped_is_pairwise_without_rails():
+    for topology in placements(9).values():
+        spec = CollectiveSpec("all_to_all", 9)
+        for lanes in (1, 3):
+            striped, pairwise = (module.build(spec, topology, lanes=lanes) for module in (all_to_all_striped, all_to_all_pairwise))
+            assert replace(striped, algorithm="pairwise").digest == pairwise.digest
+
+
+@pytest.mark.parametrize(
+    ("fabric", "reason"),
+    [
+        ("cluster:4x2", "no two networks"),
+        ("rails:1x4", "no two networks"),
+        ("rails:4x2", "different networks as it is"),
+        ("rails:4x1,nics=2", None),
+        (RAILS[0], None),
+    ],
+)
+def test_striped_is_offered_where_it_uses_more_than_messages_do_by_themselves(fabric, reason):
+    topology = load(fabric)
+    found = all_to_all_striped.ALGORITHMS[0].reject(CollectiveSpec("all_to_all", topology.num_ranks), topology)
+    assert found is None if reason is None else reason in found
+
+
+def test_striped_is_chosen_between_hosts_with_two_networks():
+    topology = load(RAILS[0])
+    choice = select(CollectiveSpec("all_to_all", 8), topology, 1 << 20)
+    assert choice.algorithm == "striped"
+    assert choice.bound_fraction > 0.95
 
 
 @pytest.mark.parametrize(("sizes", "accepted"), [([8], False), ([1, 1, 1], False), ([2, 1], True), ([4, 4], True)])

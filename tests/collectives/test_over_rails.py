@@ -37,7 +37,7 @@ def fabric() -> Topology:
 def carried(topology: Topology, collective: str, table: RailTable | None) -> tuple[Counter[Any], Counter[Any]]:
     """Bytes by (source, destination, tag, rail) as the programs of all ranks send and as they receive them."""
     spec = CollectiveSpec(collective, topology.num_ranks, 0 if collective == "broadcast" else None)
-    schedule = build_verified(by_name(collective, "forest"), spec, topology)
+    schedule = build_verified(by_name(collective, "striped" if collective == "all_to_all" else "forest"), spec, topology)
     wiring, dtype = Wiring(schedule, (), table), dtype_of(np.empty(0, np.float32))
     kernel = fold_kernel("sum", dtype) if spec.reduces else None
     sent, received = Counter[Any](), Counter[Any]()
@@ -51,8 +51,8 @@ def carried(topology: Topology, collective: str, table: RailTable | None) -> tup
     return sent, received
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
-def test_trees_load_rails_by_their_rates_and_both_ends_agree(fabric: Topology, collective: str) -> None:
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
+def test_messages_load_rails_by_their_rates_and_both_ends_agree(fabric: Topology, collective: str) -> None:
     sent, received = carried(fabric, collective, RailTable(fabric, [rail.switches for rail in rails_of(fabric)]))
     assert sent == received
     hosts = fabric.host_of_rank
