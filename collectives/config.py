@@ -17,6 +17,8 @@ from typing import Any
 from topoccl.algorithms.selection_rules import AlgoRules, parse_algo
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.logging import DEFAULT_SUBSYSTEMS, Level, Logger, Subsystem, parse_subsystems
+from topoccl.topology.graph import Topology, TopologyError
+from topoccl.topology.load import load
 from topoccl.topology.units import parse_time
 
 PREFIX = "TOPOCCL_"
@@ -279,6 +281,15 @@ class Config:
         except ValueError as error:
             raise ConfigError(f"{variable_of('algo')}={self.algo!r}: {error}") from None
 
+    def described(self) -> Topology | None:
+        """The fabric that ``topo_file`` names, None where it names none. Raises TopologyError."""
+        if not self.topo_file:
+            return None
+        try:
+            return load(self.topo_file)
+        except TopologyError as error:
+            raise TopologyError(f"{variable_of('topo_file')}: {error}") from None
+
     def logger(self, rank: int | None = None) -> Logger:
         """A logger that follows ``debug``, ``debug_subsys`` and ``debug_file``."""
         return Logger(self.debug, self.debug_subsys, self.debug_file or None, rank=rank)
@@ -333,8 +344,11 @@ def _read_file(env: Mapping[str, str], argument: str | None) -> Iterator[tuple[s
         if named:
             raise ConfigError(f"{variable_of('conf_file')}={named!r}: there is no such file") from None
         return
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {str(path)!r} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"the configuration file {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        at = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        raise ConfigError(f"the configuration file {str(path)!r} cannot be read: not UTF-8: {at}") from None
     for number, line in enumerate(lines, start=1):
         entry = line.strip()
         if not entry or entry.startswith("#"):

@@ -186,7 +186,8 @@ def seat(topology: Topology, names: Sequence[str]) -> Topology:
         TopologyError: fewer slots than ranks, in all or on one host; both numbers are in the message.
     """
     if len(names) > topology.num_ranks:
-        raise TopologyError(f"topology {topology.name!r} has {topology.num_ranks} slots, fewer than the {len(names)} ranks of the group")
+        room = f"{topology.num_ranks} slot{'s' if topology.num_ranks > 1 else ''}"
+        raise TopologyError(f"topology {topology.name!r} has {room}, fewer than the {len(names)} ranks of the group")
     known = {}
     for host in topology.hosts:
         known[host] = host

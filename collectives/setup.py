@@ -32,7 +32,6 @@ from topoccl.collectives.transports.mpi_process import leave_without_others  # i
 from topoccl.topology.discovery import HostFacts, assemble, discover_host
 from topoccl.topology.dump import dump
 from topoccl.topology.graph import Topology, TopologyError
-from topoccl.topology.load import load
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
@@ -148,7 +147,7 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
     mine: Any
     try:
         facts = discover_host(config.socket_ifname.matches) if config.socket_ifname.explicit else discover_host()
-        described = _described(config)
+        described = config.described()
         config.algo_rules(known_names())
         tuning = _tuning(config)
         agreement = config.agreement()
@@ -164,7 +163,10 @@ def survey(transport: Transport, config: Config, timeout: float) -> Survey:
     neighbours = meet(transport, claims, [frozenset(facts.affinity) for facts in everyone], timeout, share=share, attach=config.attach)
     described = told[0][3]
     if described is not None:
-        described = seat(described, [facts.hostname for facts in everyone])
+        try:
+            described = seat(described, [facts.hostname for facts in everyone])
+        except TopologyError as error:
+            raise TopologyError(f"{variable_of('topo_file')}: {error}") from None
     return Survey(everyone, claims, share, neighbours, described, tuning)
 
 
@@ -175,15 +177,6 @@ def _tuning(config: Config) -> Tuning | None:
         return load_tuning(config.tune_file)
     except TuningError as error:
         raise ConfigError(f"{variable_of('tune_file')}: {error}") from None
-
-
-def _described(config: Config) -> Topology | None:
-    if not config.topo_file:
-        return None
-    try:
-        return load(config.topo_file)
-    except TopologyError as error:
-        raise TopologyError(f"{variable_of('topo_file')}: {error}") from None
 
 
 def _dumped(path: str, topology: Topology) -> ConfigError | None:

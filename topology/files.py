@@ -43,19 +43,19 @@ def load_file(path: str | Path) -> Topology:
     return loads(read_file(path), str(path))
 
 
-def read_file(path: str | Path) -> str:
+def read_file(path: str | Path, most: int = MAX_BYTES) -> str:
     """The text of a file of any format, without a byte-order mark; UTF-8, or UTF-16 where a byte-order mark says so.
 
     Raises:
-        TopologyError: unreadable, over ``MAX_BYTES``, or not such text.
+        TopologyError: unreadable, over ``most`` bytes, or not such text.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise TopologyError(f"{path}: larger than {MAX_BYTES} bytes, the most that is read")
+    if len(data) > most:
+        raise TopologyError(f"{path}: larger than {most} bytes, the most that is read")
     wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     try:
         return data.decode("utf-16" if wide else "utf-8-sig")

@@ -140,7 +140,7 @@ def _split(text: str, rest: str, generator: _Generator) -> tuple[str, dict[str, 
 def _dims(options: _Options, shape: str, low: int, high: int, example: str) -> list[int]:
     """``4x2`` as numbers, between ``low`` and ``high`` of them."""
     parts = shape.split("x")
-    if not low <= len(parts) <= high or not all(re.fullmatch(r"[1-9]\d{0,5}", part, re.ASCII) for part in parts):
+    if not low <= len(parts) <= high or not all(re.fullmatch(r"[1-9]\d{0,17}", part, re.ASCII) for part in parts):
         raise TopologyError(f"{options.text!r}: shape {shape!r}; expected positive numbers such as {example}")
     dims = [int(part) for part in parts]
     _limit(options, math.prod(dims))
@@ -176,7 +176,7 @@ def _plug(fabric: Fabric, options: _Options, host: str, name: str, rate: float, 
 def _cluster(fabric: Fabric, shape: str, options: _Options) -> str:
     """Hosts on one switch: ``4x2`` (hosts x ranks) or ``3+2+1`` (ranks of each host); one host alone has no NIC."""
     if "+" in shape:
-        if not all(re.fullmatch(r"[1-9]\d{0,5}", part, re.ASCII) for part in shape.split("+")):
+        if not all(re.fullmatch(r"[1-9]\d{0,17}", part, re.ASCII) for part in shape.split("+")):
             raise TopologyError(f"{options.text!r}: shape {shape!r}; expected ranks per host such as 3+2+1")
         ranks = [int(part) for part in shape.split("+")]
         _limit(options, sum(ranks))

@@ -20,7 +20,7 @@ def load(text_or_path: str | Path) -> Topology:
     text = str(text_or_path)
     if isinstance(text_or_path, str) and is_expression(text):
         return generate(text)
-    if Path(text).is_file():
+    if Path(text).exists():  # also a pipe, as of <(ssh host topoccl topo --format yaml); of a directory reading says what it is
         from topoccl.topology.formats import parse  # late: ranks that discover their hosts need no parser
 
         return parse(read_file(text), text)
@@ -38,5 +38,6 @@ def require_ranks(topology: Topology, ranks: int) -> Topology:
     if ranks < 1:
         raise TopologyError(f"topology {topology.name!r}: {ranks} ranks asked for; expected at least 1")
     if ranks > topology.num_ranks:
-        raise TopologyError(f"topology {topology.name!r} has {topology.num_ranks} slots, fewer than the {ranks} ranks of the group")
+        slots = f"{topology.num_ranks} slot{'s' if topology.num_ranks > 1 else ''}"
+        raise TopologyError(f"topology {topology.name!r} has {slots}, fewer than the {ranks} ranks of the group")
     return topology if ranks == topology.num_ranks else topology.place(range(ranks))

@@ -24,6 +24,10 @@ _RATE_HINT = "a rate such as 200Mbit/s, 100Gbps, 25GB/s, or a number of bytes/s"
 _TIME_HINT = "a time such as 5us, 1.5ms, 30s, 2min, or a number of seconds"
 
 
+MOST_BYTES = 1 << 63
+"""Sizes are less than that: no address is larger."""
+
+
 def parse_size(text: str | int) -> int:
     """Bytes: ``64M`` (binary: K, M, G, T, each with an optional ``B`` or ``iB``, any case) or a number of bytes.
 
@@ -42,6 +46,8 @@ def parse_size(text: str | int) -> int:
     exact = int(digits) * factor if digits.lstrip("+-").isdigit() else value
     if value < 0 or not math.isfinite(value) or exact != int(exact):
         raise ValueError(f"bad size {text!r}: expected {_SIZE_HINT}; a whole number of bytes, not negative")
+    if exact >= MOST_BYTES:
+        raise ValueError(f"bad size {text!r}: expected {_SIZE_HINT}; less than {format_size(MOST_BYTES)}")
     return int(exact)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check
+from topoccl.algorithms.builders.common import check, check_count
 from topoccl.algorithms.layout import host_groups
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
@@ -26,8 +26,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, lanes: int = 1) -> Schedu
         lanes: the number of rounds between hosts that a rank has under way at once; more hide the network's latency.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    if lanes < 1:
-        raise ValueError(f"{NAME}: lanes is {lanes}; expected at least 1")
+    check_count(NAME, "lanes", lanes)
     b = ScheduleBuilder(spec, NAME, params={"lanes": lanes}.items() if lanes > 1 else ())
     add_rounds(b, host_groups(topology), lanes, lambda source, to: (0,))
     return b.build()

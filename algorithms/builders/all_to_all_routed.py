@@ -10,7 +10,7 @@ import heapq
 from typing import NamedTuple
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check
+from topoccl.algorithms.builders.common import MOST_PARTS, check, check_count
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.traffic import Path, routed, wires
@@ -39,11 +39,10 @@ def build(spec: CollectiveSpec, topology: Topology, *, chunks: int = 2) -> Sched
     Where hosts meet in switches every message is one hop, and this is the direct exchange.
 
     Raises:
-        ValueError: ``chunks`` below 1, or arguments that do not fit together.
+        ValueError: ``chunks`` not from 1 to ``MOST_PARTS``, or arguments that do not fit together.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    if chunks < 1:
-        raise ValueError(f"{NAME}: chunks is {chunks}; expected at least 1")
+    check_count(NAME, "chunks", chunks, most=MOST_PARTS)
     b = ScheduleBuilder(spec, NAME, chunks=chunks, params={"chunks": chunks}.items())
     groups, host = topology.ranks_by_host, _hosts(topology)
     ways = _ways(topology, chunks)

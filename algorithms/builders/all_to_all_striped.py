@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from topoccl.algorithms.algorithm import Algorithm
 from topoccl.algorithms.builders.all_to_all_pairwise import add_rounds
-from topoccl.algorithms.builders.common import check
+from topoccl.algorithms.builders.common import check, check_count
 from topoccl.algorithms.layout import host_groups
 from topoccl.algorithms.schedule import Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
@@ -33,8 +33,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, lanes: int = 1) -> Schedu
         ValueError: ``lanes`` below 1, or arguments that do not fit together.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    if lanes < 1:
-        raise ValueError(f"{NAME}: lanes is {lanes}; expected at least 1")
+    check_count(NAME, "lanes", lanes)
     rails = rails_of(topology)
     weights = _weights(rails) * spec.num_blocks if len(rails) > 1 else None
     params = {"lanes": lanes}.items() if lanes > 1 else ()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check
+from topoccl.algorithms.builders.common import check, check_count
 from topoccl.algorithms.layout import host_groups
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
@@ -47,9 +47,8 @@ def build(spec: CollectiveSpec, topology: Topology, *, rails: int = 0, lanes: in
         lanes: the number of turns that a rank has under way at once.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    for name, value, least in (("rails", rails, 0), ("lanes", lanes, 1)):
-        if value < least:
-            raise ValueError(f"{NAME}: {name} is {value}; expected at least {least}")
+    check_count(NAME, "rails", rails, least=0)
+    check_count(NAME, "lanes", lanes)
     params = [(name, value) for name, value, plain in (("rails", rails, 0), ("lanes", lanes, 1)) if value != plain]
     b = ScheduleBuilder(spec, NAME, params=params)
     table = routes(topology, rails)

@@ -9,6 +9,9 @@ from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
 
+MOST_PARTS = 128
+"""The most channels, or chunks of a block, that a schedule may be asked for: its work grows with them."""
+
 
 def check(algorithm: str, spec: CollectiveSpec, topology: Topology, collectives: Sequence[str]) -> None:
     """Refuses a collective that the builder does not build and a topology of another size.
@@ -30,6 +33,17 @@ def check_choice(algorithm: str, param: str, value: object, known: Sequence[obje
     """
     if value not in known:
         raise ValueError(f"{algorithm}: {param} is {value!r}; known: {', '.join(map(str, known))}")
+
+
+def check_count(algorithm: str, param: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Refuses a parameter's value that is not a whole number from ``least`` to ``most`` (None: no limit).
+
+    Raises:
+        ValueError: naming the parameter, the value and the limits.
+    """
+    if not isinstance(value, int) or value < least or (most is not None and value > most):
+        limits = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{algorithm}: {param} is {value!r}; expected a whole number, {limits}")
 
 
 def one_rank(algorithm: str, spec: CollectiveSpec, params: Iterable[tuple[str, Any]] = ()) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check, one_rank
+from topoccl.algorithms.builders.common import check, check_count, one_rank
 from topoccl.algorithms.forest import Piece, Tree, refuses, synthesise
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder, Way
 from topoccl.algorithms.spec import CollectiveSpec
@@ -32,8 +32,7 @@ def build(spec: CollectiveSpec, topology: Topology, *, k: int = 0, ways: str = "
         ValueError: a negative ``k``, unknown ``ways``, or arguments that do not fit together.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    if k < 0:
-        raise ValueError(f"{NAME}: k is {k}; expected 0 or more")
+    check_count(NAME, "k", k, least=0)
     params = (("k", k), *((("ways", ways),) if ways != "own" else ()))
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)

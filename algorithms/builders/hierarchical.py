@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check, check_choice, one_rank
+from topoccl.algorithms.builders.common import MOST_PARTS, check, check_choice, check_count, one_rank
 from topoccl.algorithms.builders.direct import fold_in_order, others
 from topoccl.algorithms.builders.recursive_doubling import double
 from topoccl.algorithms.layout import host_groups, rail_owners
@@ -52,12 +52,14 @@ def build(spec: CollectiveSpec, topology: Topology, *, inter: str = "ring", chan
     once. Sums are made once or in the same order everywhere, so all ranks end with the same bits. Right in place.
 
     Raises:
-        ValueError: an unknown ``inter``, ``channels`` below 1 (or not 1 without rings), or arguments that do not fit together.
+        ValueError: an unknown ``inter``, ``channels`` not from 1 to ``MOST_PARTS`` (or not 1 without rings), or arguments that do not
+            fit together.
     """
     check(NAME, spec, topology, ("all_reduce",))
     check_choice(NAME, "inter", inter, INTER)
-    if channels < 1 or (channels > 1 and inter != "ring"):
-        raise ValueError(f"{NAME}: channels is {channels} with inter={inter}; expected at least 1, and 1 without rings")
+    check_count(NAME, "channels", channels, most=MOST_PARTS)
+    if channels > 1 and inter != "ring":
+        raise ValueError(f"{NAME}: channels is {channels} with inter={inter}; expected 1 without rings")
     params = (("inter", inter),) if channels == 1 else (("inter", inter), ("channels", channels))
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)

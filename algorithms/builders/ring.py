@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check, one_rank
+from topoccl.algorithms.builders.common import MOST_PARTS, check, check_count, one_rank
 from topoccl.algorithms.layout import ring_order
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
@@ -26,11 +26,10 @@ def build(spec: CollectiveSpec, topology: Topology, *, channels: int = 1) -> Sch
     Each sum is made once, along the ring from one rank to the owner, so all ranks end with the same bits. Right in place.
 
     Raises:
-        ValueError: ``channels`` below 1, or arguments that do not fit together.
+        ValueError: ``channels`` not from 1 to ``MOST_PARTS``, or arguments that do not fit together.
     """
     check(NAME, spec, topology, COLLECTIVES)
-    if channels < 1:
-        raise ValueError(f"{NAME}: channels is {channels}; expected at least 1")
+    check_count(NAME, "channels", channels, most=MOST_PARTS)
     params = (("channels", channels),)
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from topoccl.algorithms.algorithm import Algorithm
-from topoccl.algorithms.builders.common import check, one_rank
+from topoccl.algorithms.builders.common import MOST_PARTS, check, check_count, one_rank
 from topoccl.algorithms.grids import host_grid, rank_grid
 from topoccl.algorithms.schedule import Buf, Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
@@ -25,11 +25,10 @@ def build(spec: CollectiveSpec, topology: Topology, *, channels: int = 1) -> Sch
     place.
 
     Raises:
-        ValueError: ``channels`` below 1, or arguments that do not fit together.
+        ValueError: ``channels`` not from 1 to ``MOST_PARTS``, or arguments that do not fit together.
     """
     check(NAME, spec, topology, ("all_reduce",))
-    if channels < 1:
-        raise ValueError(f"{NAME}: channels is {channels}; expected at least 1")
+    check_count(NAME, "channels", channels, most=MOST_PARTS)
     params = (("channels", channels),)
     if spec.ranks == 1:
         return one_rank(NAME, spec, params)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from topoccl.algorithms.msccl.document import MscclError
+from topoccl.algorithms.msccl.document import MAX_BYTES, MscclError
 from topoccl.algorithms.msccl.read import read_msccl
 from topoccl.algorithms.msccl.write import write_msccl
 
-__all__ = ["MscclError", "read_msccl", "write_msccl"]
+__all__ = ["MAX_BYTES", "MscclError", "read_msccl", "write_msccl"]

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 def _text(found: Certificate, unit: Fraction | None) -> str:
     topology = found.topology
     where = "" if found.root is None else f" with root {found.root}"
-    title = f"{found.collective}{where} among {topology.num_ranks} ranks of {topology.name}"
+    title = f"{found.collective}{where} among {topology.num_ranks} rank{'s' if topology.num_ranks > 1 else ''} of {topology.name}"
     if not found.seconds_per_byte:
         return f"{title}: {found.text}"
     unit = found.unit if unit is None else unit

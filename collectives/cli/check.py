@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from topoccl.algorithms.cost import CostModel, block_bytes
-from topoccl.algorithms.msccl import read_msccl
+from topoccl.algorithms.msccl import MAX_BYTES, MscclError, read_msccl
 from topoccl.algorithms.schedule import Schedule
 from topoccl.algorithms.verify import ScheduleError, verify
 from topoccl.collectives.cli import Subparsers
 from topoccl.topology.bounds import lower_bound
+from topoccl.topology.files import read_file
 from topoccl.topology.generators import known_shapes
 from topoccl.topology.graph import Topology
 from topoccl.topology.load import load, require_ranks
@@ -36,7 +37,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    schedule = read_msccl(args.schedule.read_text(encoding="utf-8"))
+    try:
+        schedule = read_msccl(read_file(args.schedule, MAX_BYTES))
+    except MscclError as error:
+        raise MscclError(f"{args.schedule}: {error}") from None
     spec = schedule.spec
     topology = None if args.topology is None else require_ranks(load(args.topology), spec.ranks)
     report: dict[str, Any] = {

@@ -95,8 +95,11 @@ def _all_ranks(given: Sequence[str], info: LaunchInfo) -> Case | None:
 
 def _load(given: Sequence[str], config: Config) -> list[Part]:
     """The descriptions that were given, else the one that the configuration names."""
-    given = given or ([config.topo_file] if config.topo_file else [])
-    return [Part(Origin.USER, load(text), text if is_expression(text) else Path(text).name) for text in given]
+    named = [(text, load(text)) for text in given]
+    described = None if given else config.described()
+    if described is not None:
+        named = [(config.topo_file, described)]
+    return [Part(Origin.USER, topology, text if is_expression(text) else Path(text).name) for text, topology in named]
 
 
 def _interfaces(config: Config) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from topoccl.algorithms.registry import known_names
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.config import Config, markdown_table, option_names, variable_of
 
@@ -19,6 +20,7 @@ def run(args: argparse.Namespace) -> int:
         print(markdown_table(), end="")
         return 0
     config = Config.from_environment(os.environ)
+    config.algo_rules(known_names())  # says what is wrong with them, as every rank would
     rows = [("variable", "value", "from")]
     rows += [(variable_of(name), config.text(name) or "(empty)", config.sources[name]) for name in option_names()]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]

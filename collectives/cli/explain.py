@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"unknown dtype {args.dtype!r}; known: {', '.join(ITEMSIZES)}")
     transport = None if args.transport == IDEAL else args.transport
     config = Config.from_environment(os.environ, algo=args.algo, transport=transport, fallback=args.fallback, tune_file=args.tune_file)
-    fabric = _topology(args.topology or config.topo_file)
+    fabric = _topology(args.topology, config)
     topology = _place(fabric, args.ranks, args.placement)
     spec = _spec(collective, topology.num_ranks, args.root, args.uneven)
     known = load_tuning(config.tune_file) if config.tune_file else None
@@ -128,9 +128,10 @@ def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) 
     return tuning.at(group, transport)
 
 
-def _topology(text: str) -> Topology:
-    if text:
-        return load(text)
+def _topology(text: str | None, config: Config) -> Topology:
+    described = load(text) if text else config.described()
+    if described is not None:
+        return described
     from topoccl.collectives.cli.topo import this_host
 
     return this_host()

@@ -84,6 +84,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

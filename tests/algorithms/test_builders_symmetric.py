@@ -75,11 +75,11 @@ def test_wrong_collective_or_size_is_refused(collective: str, algorithm: Algorit
 @pytest.mark.parametrize(
     ("collective", "name", "params", "message"),
     [
-        ("all_reduce", "ring", {"channels": 0}, "ring: channels is 0; expected at least 1"),
+        ("all_reduce", "ring", {"channels": 0}, "ring: channels is 0; expected a whole number, from 1 to 128"),
         ("all_reduce", "tree", {"intra": "star"}, "tree: intra is 'star'; known: chain, flat"),
         ("all_reduce", "hierarchical", {"inter": "tree"}, "hierarchical: inter is 'tree'; known: ring, direct, exchange"),
         ("all_reduce", "hierarchical", {"inter": "direct", "channels": 2}, "hierarchical: channels is 2 with inter=direct"),
-        ("all_reduce", "hierarchical", {"channels": 0}, "hierarchical: channels is 0 with inter=ring"),
+        ("all_reduce", "hierarchical", {"channels": 0}, "hierarchical: channels is 0; expected a whole number, from 1 to 128"),
         ("all_gather", "hierarchical", {"inter": "exchange"}, "hierarchical: inter is 'exchange'; known: ring, direct"),
     ],
 )

@@ -129,7 +129,11 @@ def test_a_forced_variant_that_is_not_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("algo", "message"),
     [
-        ("ring[channels=0]", r"ring\[channels=0\]: ring: channels is 0; expected at least 1"),
+        ("ring[channels=0]", r"ring\[channels=0\]: ring: channels is 0; expected a whole number, from 1 to 128"),
+        ("ring[channels=x]", "ring: channels is 'x'; expected a whole number, from 1 to 128"),
+        ("hierarchical[inter=ring,channels=99999]", "hierarchical: channels is 99999; expected a whole number, from 1 to 128"),
+        ("hierarchical[inter=7]", "hierarchical: inter is 7; known: ring"),
+        ("forest[k=some]", "forest: k is 'some'; expected a whole number, at least 0"),
         ("ring[depth=2]", "ring has no parameter 'depth'; known: channels"),
     ],
 )

@@ -133,5 +133,5 @@ def test_what_is_refused() -> None:
         routed(switched, 1)
     many = generate("ring:37")
     assert ROUTED.reject(CollectiveSpec("all_to_all", 37), many) == "37 hosts: ways are looked for among up to 36"
-    with pytest.raises(ValueError, match="routed: chunks is 0; expected at least 1"):
+    with pytest.raises(ValueError, match="routed: chunks is 0; expected a whole number, from 1 to 128"):
         ROUTED.build(CollectiveSpec("all_to_all", 8), generate("ring:8"), chunks=0)

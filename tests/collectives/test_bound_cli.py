@@ -41,7 +41,7 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "h3.eth0" in out
     assert bound(capsys, "cluster:4x2", "broadcast", "--root", "3").startswith("broadcast with root 3 among 8 ranks")
     assert "(the best of the likely cuts)" in bound(capsys, "cluster:150x2", "all_to_all")
-    assert bound(capsys, "ring:8", "all_reduce", "--ranks", "1").startswith("all_reduce among 1 ranks of ring:8: one rank: nothing to send")
+    assert bound(capsys, "ring:8", "all_reduce", "--ranks", "1").startswith("all_reduce among 1 rank of ring:8: one rank: nothing to send")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,23 @@ def test_a_wrong_schedule(capsys: pytest.CaptureFixture[str], ring_xml: Path) ->
     assert out.startswith("wrong: all_gather by ")
     assert main(["check", str(ring_xml), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["problem"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "MSCCL XML: no element found: line 1, column 0"),
+        (b"<system/>", "MSCCL XML, line 1: <system> at the top; expected <algo>"),
+        (b"\xe9", "not UTF-8: byte 0xe9 at offset 0"),
+    ],
+)
+def test_what_is_no_schedule_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str) -> None:
+    file = tmp_path / "ring.xml"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["check", str(file)]) == 2
+    assert capsys.readouterr().err == f"topoccl: error: {file}: {message}\n"
 
 
 def test_check_needs_enough_slots(capsys: pytest.CaptureFixture[str], ring_xml: Path) -> None:

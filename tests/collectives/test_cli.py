@@ -81,7 +81,7 @@ def test_status_is_passed_on(command: Callable[[Callable[[], int]], None]) -> No
         (TopologyError("topology 'x': no slots"), 2, "topoccl: error: topology 'x': no slots\n"),
         (CollectiveTimeout("all_reduce: no word\nfrom rank 3"), 2, "topoccl: error: all_reduce: no word from rank 3\n"),
         (ValueError("bad size '3Q'"), 2, "topoccl: error: bad size '3Q'\n"),
-        (FileNotFoundError(2, "No such file or directory", "a.yaml"), 2, "topoccl: error: [Errno 2] No such file or directory: 'a.yaml'\n"),
+        (FileNotFoundError(2, "No such file or directory", "a.yaml"), 2, "topoccl: error: a.yaml: No such file or directory\n"),
         (ValueError(), 2, "topoccl: error: ValueError\n"),
         (KeyboardInterrupt(), cli.SIGINT_STATUS, ""),
     ],
@@ -164,6 +164,14 @@ def test_bad_variable_ends_the_program() -> None:
         == "topoccl: error: TOPOCCL_TRANSPORT='ucx': unknown value; known values: auto, tcp, mpi, gloo, memory (threads of one process)\n"
     )
     assert "Traceback" in topoccl_command("env", TOPOCCL_TRANSPORT="ucx", TOPOCCL_DEBUG="TRACE").stderr
+
+
+def test_bad_rules_end_the_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPOCCL_ALGO", "all_reduce:rng")
+    assert main(["env"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("topoccl: error: TOPOCCL_ALGO='all_reduce:rng': unknown algorithm 'rng' for all_reduce; known: direct, ")
 
 
 def test_bad_variable_is_told_on_every_rank(mpirun: Callable[..., subprocess.CompletedProcess[str]]) -> None:

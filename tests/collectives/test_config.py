@@ -178,10 +178,10 @@ def test_bad_file(tmp_path: Path, content: str, message: str) -> None:
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TOPOCCL_CONF_FILE='.*/missing': there is no such file"):
         Config.from_environment({"TOPOCCL_CONF_FILE": str(tmp_path / "missing")})
-    with pytest.raises(ConfigError, match=r"cannot be read: .*directory"):
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
         Config.from_environment({"TOPOCCL_CONF_FILE": str(tmp_path)})
     (tmp_path / "latin").write_bytes(b"TOPOCCL_HOSTID=\xe9")
-    with pytest.raises(ConfigError, match=r"cannot be read: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"cannot be read: not UTF-8: byte 0xe9 at offset 15$"):
         Config.from_environment({"TOPOCCL_CONF_FILE": str(tmp_path / "latin")})
 
 

@@ -111,4 +111,4 @@ def test_under_mpirun(mpirun: MpiRun, tmp_path: Path) -> None:
 def test_a_wrong_description_ends_all_ranks(mpirun: MpiRun) -> None:
     done = mpirun(2, sys.executable, "-m", "topoccl", "doctor", "cluster:1x1")
     assert done.returncode == 2
-    assert "1 slots, fewer than the 2 ranks" in done.stderr
+    assert "has 1 slot, fewer than the 2 ranks" in done.stderr

@@ -167,6 +167,10 @@ def test_the_topology_may_come_from_a_variable_or_from_this_host(run: Explain, m
     assert run.json("barrier", "0", "--ranks", "1")["ranks"] == 1
     monkeypatch.setenv("TOPOCCL_TOPO_FILE", "cluster:2x1")
     assert run.json("barrier", "0")["topology"] == "cluster:2x1"
+    monkeypatch.setenv("TOPOCCL_TOPO_FILE", "none.yaml")
+    status, out, err = run("barrier", "0")
+    assert (status, out) == (2, "")
+    assert err.startswith("topoccl: error: TOPOCCL_TOPO_FILE: no topology 'none.yaml': no such file")
 
 
 def test_unequal_counts(run: Explain) -> None:
@@ -178,6 +182,7 @@ def test_unequal_counts(run: Explain) -> None:
     ("argv", "message"),
     [
         (["all_rejoice", "1M"], "unknown collective 'all_rejoice'; known: all_reduce, all_gather"),
+        (["all_reduce", "9999999T"], "bad size '9999999T': expected a number of bytes"),
         (["all_reduce", "1Q"], "bad size '1Q': expected a number of bytes"),
         (["all_reduce", "1M", "--algo", "rng"], "unknown algorithm 'rng' for any collective; known: bine, binomial, bruck"),
         (["all_reduce", "1M", "-t", "clutser:4x2"], "unknown topology generator 'clutser:4x2' (did you mean 'cluster'?); known: "),

@@ -89,7 +89,7 @@ def test_gloo_without_torch_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "message"),
     [
         ("no/such/file.yaml", "every rank: TOPOCCL_TOPO_FILE: no topology 'no/such/file.yaml': no such file"),
-        ("ring:1", "'ring:1' has 1 slots, fewer than the . ranks of the group"),
+        ("ring:1", "TOPOCCL_TOPO_FILE: topology 'ring:1' has 1 slot, fewer than the . ranks of the group"),
         ("snake:4", "every rank: TOPOCCL_TOPO_FILE: .*snake.*known"),
     ],
 )

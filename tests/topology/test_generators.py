@@ -130,6 +130,8 @@ def test_the_cube_mesh_gives_every_accelerator_six_links() -> None:
         ("cluster:", "shape ''; expected positive numbers"),
         ("torus:4", "shape '4'; expected positive numbers such as 4x4 or 4x4x4"),
         ("cluster:99999x99", "9899901 slots; at most 65536 can be generated"),
+        ("cluster:99999999x2", "199999998 slots; at most 65536 can be generated"),
+        ("cluster:9999999+1", "10000000 slots; at most 65536 can be generated"),
         ("fattree:k=3", "expected an even k"),
         ("fattree:k=4,oversub=2", "expected an even k"),
         ("fattree:k=200", "slots; at most 65536"),

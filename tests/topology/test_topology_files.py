@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,18 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load_file(tmp_path / "big.yaml")
     (tmp_path / "rack 7.yaml").write_bytes(b"\xef\xbb\xbfhosts:\r\n- {name: a, slots: 1}\r\n")
     assert load(tmp_path / "rack 7.yaml").name == "rack 7"
+
+
+def test_pipes_are_read_and_directories_are_named(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"hosts: [{name: a, slots: 3}]\n")
+    os.close(writer)
+    try:
+        assert load(f"/dev/fd/{reader}").num_ranks == 3
+    finally:
+        os.close(reader)
+    with pytest.raises(TopologyError, match=rf"^{re.escape(str(tmp_path))}: cannot be read: Is a directory$"):
+        load(str(tmp_path))
 
 
 SECTIONS = ["hosts", "switches", "links", "cables"]

@@ -30,7 +30,9 @@ def test_size(text: str | int, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "K", "64X", "-1", "-4K", "1.3", "0x10", "1e400", "64 M M", "nan", "64Mbit", -1, True, None, "٣K"])
+@pytest.mark.parametrize(
+    "text", ["", "K", "64X", "-1", "-4K", "1.3", "0x10", "1e400", "64 M M", "nan", "64Mbit", "8388608T", -1, True, None, "٣K"]
+)
 def test_bad_size_names_the_text_and_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match=r"bad size .*expected a number of bytes") as error:
         parse_size(text)
