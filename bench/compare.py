@@ -20,17 +20,18 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from topoccl.bench.suite.contenders import COLLECTIVES, CommunicatorContender, CopyContender, MpiContender, TorchContender
+from topoccl.bench.suite.options import checked, integer
 from topoccl.topology.units import format_size, format_time, parse_size, parse_time
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="compare.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("collectives", help=f"one or more of {', '.join(COLLECTIVES)}, separated by commas, or all")
-    parser.add_argument("-b", "--minbytes", type=parse_size, default=4, help="smallest size (4)")
-    parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20, help="largest size (64M)")
-    parser.add_argument("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
-    parser.add_argument("--batches", type=int, default=7, help="batches per contender and size (7)")
-    parser.add_argument("--batch-time", type=parse_time, default=0.02, help="aim for batches this long (20ms)")
+    parser.add_argument("-b", "--minbytes", type=checked(parse_size), default=4, help="smallest size (4)")
+    parser.add_argument("-e", "--maxbytes", type=checked(parse_size), default=64 << 20, help="largest size (64M)")
+    parser.add_argument("-f", "--stepfactor", type=integer(2), default=4, help="factor between sizes (4)")
+    parser.add_argument("--batches", type=integer(1), default=7, help="batches per contender and size (7)")
+    parser.add_argument("--batch-time", type=checked(parse_time), default=0.02, help="aim for batches this long (20ms)")
     parser.add_argument("--without", default="", help="contenders to leave out, separated by commas")
     parser.add_argument("-J", "--output_file", help="also write the results as JSON")
     parser.add_argument("--plot", help="also draw times against sizes, both logarithmic, into this PNG or SVG file")
@@ -39,8 +40,10 @@ def arguments() -> argparse.Namespace:
     unknown = [name for name in args.collectives if name not in COLLECTIVES]
     if unknown:
         parser.error(f"unknown collective {unknown[0]!r}; known: {', '.join(COLLECTIVES)}, all")
-    if args.stepfactor < 2 or args.minbytes > args.maxbytes or args.batches < 1:
-        parser.error("expected -f of at least 2, -b at most -e, and at least 1 batch")
+    if not args.minbytes:
+        parser.error("-b 0: no factor leaves it; expected at least 1 byte")
+    if args.minbytes > args.maxbytes:
+        parser.error(f"-b {format_size(args.minbytes)} is larger than -e {format_size(args.maxbytes)}")
     return args
 
 

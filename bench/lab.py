@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from topoccl.bench.virtual import LabError, launch, state
 from topoccl.bench.virtual.cluster import Cluster, Traffic, check_machine
 from topoccl.bench.virtual.launch import LAUNCHERS, PLACEMENTS, Stopped
+from topoccl.collectives.errors import one_line
 from topoccl.topology import TopologyError
 from topoccl.topology.load import load
 from topoccl.topology.units import parse_rate
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         with _signals():
             return actions[args.action](args)
     except (LabError, TopologyError, OSError) as error:
-        print(f"lab: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"lab: error: {one_line(error)}", file=sys.stderr)
         return 2
     except Stopped as stopped:
         return 128 + stopped.signum

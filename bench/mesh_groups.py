@@ -22,6 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from topoccl.bench.suite.contenders import TorchContender
+from topoccl.bench.suite.options import checked
 from topoccl.topology.units import format_rate, format_size, format_time, parse_rate, parse_size, parse_time
 
 COUNTERS = Path("/sys/class/net")
@@ -30,13 +31,13 @@ COUNTERS = Path("/sys/class/net")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mesh_groups.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("collective", help="of every group")
-    parser.add_argument("size", type=parse_size, help="bytes of a call, as nccl-tests counts them")
+    parser.add_argument("size", type=checked(parse_size), help="bytes of a call, as nccl-tests counts them")
     parser.add_argument("--mesh", required=True, metavar="ROWSxCOLUMNS", help="such as 4x2")
     parser.add_argument("--which", default="rows,columns", help="rows, columns, or both (rows,columns)")
-    parser.add_argument("--time", type=parse_time, default=1.0, help="how long each group is to run alone (1s)")
+    parser.add_argument("--time", type=checked(parse_time), default=1.0, help="how long each group is to run alone (1s)")
     parser.add_argument("--gloo", action="store_true", help="also with Gloo, in turns")
     parser.add_argument("--batches", type=int, default=3, help="how often; the median counts (3)")
-    parser.add_argument("--link", type=parse_rate, help="the rate of a host's link, such as 200Mbit/s")
+    parser.add_argument("--link", type=checked(parse_rate), help="the rate of a host's link, such as 200Mbit/s")
     parser.add_argument("--interface", default="eth0", help="the network interface that is watched (eth0)")
     parser.add_argument("-J", "--output_file", help="also write the results as JSON")
     args = parser.parse_args()

@@ -18,6 +18,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from topoccl.bench.suite.options import checked
 from topoccl.topology.units import format_size, format_time, parse_size, parse_time
 
 WIDTH = 192  # of the matrices: a product takes a fraction of a millisecond, so that other threads get their turns between two
@@ -27,12 +28,12 @@ PEERS = ("topoccl", "gloo")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="overlap.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=("products", "ddp"))
-    parser.add_argument("size", nargs="?", type=parse_size, default="4M", help="bytes of the all_reduce, or of all gradients (4M)")
+    parser.add_argument("size", nargs="?", type=checked(parse_size), default="4M", help="bytes of the all_reduce, or of all gradients (4M)")
     parser.add_argument("--batches", type=int, default=7, help="batches of each, in turns; medians count (7)")
     parser.add_argument("--steps", type=int, default=3, help="steps of a batch (3)")
-    parser.add_argument("--bucket", type=parse_size, default="1M", help="bytes of a bucket of gradients (1M)")
+    parser.add_argument("--bucket", type=checked(parse_size), default="1M", help="bytes of a bucket of gradients (1M)")
     parser.add_argument("--share", type=float, default=0.7, help="products take so much of the time of an all_reduce (0.7)")
-    parser.add_argument("--compute", type=parse_time, help="products take so long, whatever the all_reduce takes")
+    parser.add_argument("--compute", type=checked(parse_time), help="products take so long, whatever the all_reduce takes")
     parser.add_argument("-J", "--output_file", help="also write the results as JSON")
     return parser.parse_args()
 

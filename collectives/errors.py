@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+
+def one_line(error: BaseException) -> str:
+    """What a command prints of an error: its message on one line; of a file that cannot be used its name and the reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
 
 class TopocclError(RuntimeError):
     """Base of all errors raised while setting up or running collectives."""

@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.format_usage()}{self.prog}: error: {message}")
 
 
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Lets argparse show the message of a ValueError, which it replaces by a poorer one."""
 
     def convert(text: str) -> Any:
@@ -84,7 +84,7 @@ def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def _integer(least: int, most: float = math.inf) -> Callable[[str], int]:
+def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
     expected = f"a whole number from {least} to {most:g}" if most < math.inf else f"a whole number, at least {least}"
 
     def parse(text: str) -> int:
@@ -96,7 +96,7 @@ def _integer(least: int, most: float = math.inf) -> Callable[[str], int]:
             raise ValueError(f"{text!r} is not {expected}")
         return value
 
-    return _checked(parse)
+    return checked(parse)
 
 
 def _elements(text: str) -> tuple[Element, ...]:
@@ -133,25 +133,25 @@ def make_parser(prog: str, operation: Operation | None) -> argparse.ArgumentPars
         allow_abbrev=False,
     )
     if operation is None:
-        parser.add_argument("operation", type=_checked(operation_named), metavar="COLLECTIVE", help=f"one of {', '.join(OPERATIONS)}")
+        parser.add_argument("operation", type=checked(operation_named), metavar="COLLECTIVE", help=f"one of {', '.join(OPERATIONS)}")
     add = parser.add_argument
-    size = _checked(parse_size)
+    size = checked(parse_size)
     add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size (32M)")
     add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size (32M)")
     add("-i", "--stepbytes", type=size, metavar="SIZE", help="increment between sizes (1M)")
-    add("-f", "--stepfactor", type=_integer(1), metavar="N", help="factor between sizes, instead of an increment")
-    add("-n", "--iters", type=_integer(1), default=20, metavar="N", help="timed iterations (20)")
-    add("-w", "--warmup_iters", type=_integer(0), default=5, metavar="N", help="iterations before these, not timed (5)")
-    add("-m", "--agg_iters", type=_integer(1), default=1, metavar="N", help="calls begun together in each iteration (1)")
-    add("-c", "--check", type=_integer(0), default=1, metavar="N", help="how often each result is checked, on new data each time (1)")
-    add("-d", "--datatype", type=_checked(_elements), default="float", metavar="TYPE", help="nccl-tests' or torch's name, or all (float)")
-    add("-o", "--op", type=_checked(_ops), default="sum", metavar="OP", help=f"{', '.join(OPS)} or all (sum)")
-    add("-r", "--root", type=_checked(_root), default=0, metavar="RANK", help="root of a rooted collective, or all (0)")
-    add("-a", "--average", type=_integer(0, 3), default=1, metavar="N", help="time shown: 0 of rank 0, 1 average, 2 minimum, 3 maximum (1)")
-    add("-T", "--timeout", type=_checked(_timeout), metavar="SECONDS", help="give up when a call takes longer (TOPOCCL_TIMEOUT)")
+    add("-f", "--stepfactor", type=integer(1), metavar="N", help="factor between sizes, instead of an increment")
+    add("-n", "--iters", type=integer(1), default=20, metavar="N", help="timed iterations (20)")
+    add("-w", "--warmup_iters", type=integer(0), default=5, metavar="N", help="iterations before these, not timed (5)")
+    add("-m", "--agg_iters", type=integer(1), default=1, metavar="N", help="calls begun together in each iteration (1)")
+    add("-c", "--check", type=integer(0), default=1, metavar="N", help="how often each result is checked, on new data each time (1)")
+    add("-d", "--datatype", type=checked(_elements), default="float", metavar="TYPE", help="nccl-tests' or torch's name, or all (float)")
+    add("-o", "--op", type=checked(_ops), default="sum", metavar="OP", help=f"{', '.join(OPS)} or all (sum)")
+    add("-r", "--root", type=checked(_root), default=0, metavar="RANK", help="root of a rooted collective, or all (0)")
+    add("-a", "--average", type=integer(0, 3), default=1, metavar="N", help="time shown: 0 of rank 0, 1 average, 2 minimum, 3 maximum (1)")
+    add("-T", "--timeout", type=checked(_timeout), metavar="SECONDS", help="give up when a call takes longer (TOPOCCL_TIMEOUT)")
     add("-J", "--output_file", metavar="FILE", help="also write the results as JSON to FILE")
     add("--backend", choices=BACKENDS, default="communicator", help="call a topoccl communicator, or torch.distributed")
-    add("--seed", type=_integer(0), metavar="N", help="of the data that is checked (random)")
+    add("--seed", type=integer(0), metavar="N", help="of the data that is checked (random)")
     return parser
 
 

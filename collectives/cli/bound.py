@@ -54,10 +54,10 @@ def _text(found: Certificate, unit: Fraction | None) -> str:
     if not found.seconds_per_byte:
         return f"{title}: {found.text}"
     unit = found.unit if unit is None else unit
-    data = "one rank's block" if found.per_block else "the whole"
+    data = "one rank's block" if found.per_block else "the whole vector"
     kind = "" if found.searched else " (the best of the likely cuts)"
     return (
         f"{title}: at most {format_rate(float(1 / found.seconds_per_byte))} of the call's bytes{kind}\n"
-        f"in units of {format_rate(float(unit))}: {found.inverse_throughput(unit)} for {data}\n"
+        f"exactly: {found.inverse_throughput(unit)} of the time that {data} takes at {format_rate(float(unit))}\n"
         f"cut: {found.text}"
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from topoccl import __version__
 from topoccl.collectives.config import ConfigWarning, trace_requested
-from topoccl.collectives.errors import TopocclError
+from topoccl.collectives.errors import TopocclError, one_line
 
 
 class Command(NamedTuple):
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TopocclError, ValueError, OSError) as error:  # TopologyError is a ValueError
         if trace_requested(os.environ):
             raise
-        print(f"topoccl: error: {_one_line(error)}", file=sys.stderr)
+        print(f"topoccl: error: {one_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -81,12 +81,6 @@ def _run(argv: list[str]) -> int:
     status = module.run(args)
     assert isinstance(status, int)
     return status
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _show_warning(

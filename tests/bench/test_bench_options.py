@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from topoccl.bench import compare, lab, mesh_groups, overlap
 from topoccl.bench.suite.elements import ELEMENTS, element_named
 from topoccl.bench.suite.operations import OPERATIONS, operation_named
 from topoccl.bench.suite.options import OPS, Options, UsageError, parse_options
@@ -198,3 +200,34 @@ def test_bad_value_is_named_with_what_is_known(line: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parsed(line)
     assert str(caught.value).startswith("usage: prog ")
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "message"),
+    [
+        (compare, "all_reduce -b -5", "argument -b/--minbytes: bad size '-5': expected a number of bytes"),
+        (compare, "all_reduce -b 0", "-b 0: no factor leaves it; expected at least 1 byte"),
+        (compare, "all_reduce -b 2M -e 1M", "-b 2M is larger than -e 1M"),
+        (compare, "all_reduce -f 1", "argument -f/--stepfactor: '1' is not a whole number, at least 2"),
+        (compare, "all_reduce --batches 0", "argument --batches: '0' is not a whole number, at least 1"),
+        (overlap, "ddp 4Q", "argument size: bad size '4Q'"),
+        (mesh_groups, "all_reduce 1M --mesh 2x2 --link fast", "argument --link: bad rate 'fast'"),
+    ],
+)
+def test_scripts_name_bad_values(
+    script: ModuleType, line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script", *line.split()])
+    with pytest.raises(SystemExit) as caught:
+        script.arguments()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_lab_names_a_file_that_it_cannot_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/lab")
+
+    monkeypatch.setattr(lab, "check_machine", fail)
+    assert lab.main(["status"]) == 2
+    assert capsys.readouterr().err == "lab: error: /lab: No such file or directory\n"

@@ -31,7 +31,7 @@ def test_another_unit(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(bound(capsys, "dgx-a100:2", "all_gather", "--unit", "1GB/s", "--json"))
     assert (data["inverse_throughput"], data["unit_bandwidth"]) == ("3/65", 1e9)
     out = bound(capsys, "dgx-a100:2", "reduce_scatter", "--unit", "1GB/s")
-    assert "in units of 1GB/s: 3/65 for one rank's block\n" in out
+    assert "exactly: 3/65 of the time that one rank's block takes at 1GB/s\n" in out
     assert "can only be heard over" in out
 
 
