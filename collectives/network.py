@@ -16,6 +16,7 @@ from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
 from topoccl.collectives.transports.tcp import Pace, tcp_transport, unpaced
 from topoccl.topology.discovery import HostFacts, discover_host
 from topoccl.topology.graph import Topology
+from topoccl.topology.rails import RailTable
 from topoccl.topology.routes import routes_of
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ def over_tcp(
         ConfigError: ``tcp`` was asked for, and a rank has no address that fits; on every rank.
         TransportError, CollectiveTimeout: ``tcp`` was asked for, and ranks do not reach each other; on every rank.
     """
-    if not _wanted(transport, config, facts, len(topology.ranks_by_host)):
+    if not takes_sockets(transport, config, facts, len(topology.ranks_by_host)):
         return transport
     return _replaced(transport, config, logger, timeout, pace_of(transport.rank, topology, facts), spins_among(facts))
 
 
-def _wanted(transport: Transport, config: Config, facts: Sequence[HostFacts], hosts: int) -> bool:
+def takes_sockets(transport: Transport, config: Config, facts: Sequence[HostFacts], hosts: int) -> bool:
+    """Whether :func:`over_tcp` looks for sockets among ranks with ``facts`` on so many hosts."""
     if config.transport != "auto":
         return config.transport == "tcp"
     return hosts > 1 and not (transport.name == "mpi" and rdma_of(facts) is not None)
@@ -74,14 +76,15 @@ def rdma_of(facts: Sequence[HostFacts]) -> str | None:
     return next((f"{nic.name} of rank {rank}" for rank, seen in enumerate(facts) for nic in seen.nics if nic.rdma), None)
 
 
-def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts]) -> Pace:
-    """The rate of the narrowest link between hosts on the way of ``rank`` to each other one, 0 where a rate is only assumed: that no
-    source says it, or that it is what the kernel says of an interface without hardware."""
+def pace_of(rank: int, topology: Topology, facts: Sequence[HostFacts], rails: RailTable | None = None) -> Pace:
+    """The rate of the narrowest link between hosts on the way of ``rank`` to each other one on each of ``rails`` (None: there is one way),
+    0 where a rate is only assumed: that no source says it, or that it is what the kernel says of an interface without hardware."""
     routes = routes_of(topology)
     trusted = [all(nic.physical for nic in seen.usable_nics) for seen in facts]
 
     def pace(peer: int, rail: int) -> float:
-        links = [topology.links[index] for index in routes.path(rank, peer, rail) if topology.links[index].kind == "net"]
+        way = 0 if rails is None else rails.ways(rank, peer)[rail]
+        links = [topology.links[index] for index in routes.path(rank, peer, way) if topology.links[index].kind == "net"]
         sources = {link.attrs.get("source") for link in links}
         if not links or "default" in sources or ("sysfs" in sources and not (trusted[rank] and trusted[peer])):
             return 0.0
@@ -102,7 +105,7 @@ def for_measuring(transport: Transport, config: Config, logger: Logger) -> Trans
         except Exception as error:  # told to all ranks
             mine = error
         told = exchange_or_raise(transport, mine, config.timeout)
-    if not _wanted(transport, config, [seen for seen, _ in told], len({host for _, host in told})):
+    if not takes_sockets(transport, config, [seen for seen, _ in told], len({host for _, host in told})):
         return transport
     return _replaced(transport, config, logger, config.timeout, unpaced)
 

@@ -10,12 +10,12 @@ from topoccl.collectives.bootstrap import exchange, exchange_or_raise, share_sto
 from topoccl.collectives.config import Config, variable_of
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
-from topoccl.collectives.network import open_tcp, pace_of, rdma_of, spins_among
-from topoccl.collectives.transports.rendezvous import source_address
+from topoccl.collectives.network import open_tcp, pace_of, rdma_of, spins_among, takes_sockets
+from topoccl.collectives.transports.rendezvous import address_among, source_address
 from topoccl.topology.discovery import HostFacts, NicFacts
 from topoccl.topology.discovery.assemble import nic_name
 from topoccl.topology.graph import Topology
-from topoccl.topology.rails import Rail, rails_of
+from topoccl.topology.rails import Rail, RailTable, rails_of, without
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
@@ -23,35 +23,121 @@ if TYPE_CHECKING:
 
 def over_rails(
     transport: Transport, topology: Topology, facts: Sequence[HostFacts], config: Config, logger: Logger, timeout: float
-) -> tuple[Transport, tuple[frozenset[str], ...]]:
-    """The transport to go on with, ``transport`` closed if it is another one, and the switches of each of its rails.
+) -> tuple[Transport, tuple[frozenset[str], ...], Topology]:
+    """The transport to go on with, ``transport`` closed if it is another one; the switches of each of its rails, none where it has one way;
+    and ``topology`` without the rails that will carry nothing, which nothing may be planned for.
 
     Every rank calls this, with the same ``topology`` and ``facts`` (of each rank). Rails are those of ``topology``; its NICs are
-    interfaces of the same name or PCI address. ``TOPOCCL_RAILS=auto`` leaves everything as it is where something is in the way.
+    interfaces of the same name or PCI address. ``TOPOCCL_RAILS=auto`` goes on with those of them that nothing is in the way of.
 
     Raises:
         ConfigError: ``TOPOCCL_RAILS=1``, and something is in the way, on every rank; it names the rank, the NIC and the known interfaces.
     """
     rails = rails_of(topology)
     insists = config.rails == "1"
-    if config.rails == "0" or len(topology.ranks_by_host) < 2 or (len(rails) < 2 and not insists):
-        return transport, ()
+    if len(topology.ranks_by_host) < 2 or (len(rails) < 2 and not insists):
+        return transport, (), topology
+    wide: Transport | None = None
+    problems: list[TopocclError] = []
     try:
-        addresses = rail_addresses(transport.name, topology, rails, facts, config)
-        exchange_or_raise(transport, _unroutable(transport.rank, topology, rails, addresses), timeout)
-        own = [of_rank[transport.rank] for of_rank in addresses]
-        if config.transport == "gloo":
-            wide = _over_gloo(transport, own, config, timeout)
-        else:
-            wide = open_tcp(transport, own, timeout, pace_of(transport.rank, topology, facts), spins=spins_among(facts))
+        _may_have(transport.name, topology, rails, facts, config)
+        used, problems = _sound(transport, topology, rails, facts, timeout)
+        if problems and (insists or len(used) < 2):
+            raise problems[0]
+        rest = without(topology, (rail for rail in rails if rail not in used))
+        own = [of_rank[transport.rank] for of_rank in rail_addresses(topology, used, facts)]
+        wide = _opened(transport, rest, used, own, facts, config, timeout)
     except TopocclError as problem:
         if insists:
             raise ConfigError(f"{variable_of('rails')}=1: {problem}") from None
         logger.info(Subsystem.NET, "rails are not used: %s", problem)
-        return transport, ()
+        if problem not in problems and not isinstance(problem, _Declined):
+            problems.append(problem)
+        used = _carrying(transport, topology, rails, facts, config, timeout)
+        rest = without(topology, (rail for rail in rails if rail not in used))
+    if len(used) < len(rails) and problems and transport.rank == 0:
+        words = "nothing goes over %s of the rails, nor is planned for it: %s"
+        lost = ", ".join(str(rail) for rail in rails if rail not in used)
+        logger.warn_once("rails", Subsystem.NET, words, lost, "; ".join(map(str, problems)))
+    if wide is None:
+        return transport, (), rest
     transport.close()
-    logger.info(Subsystem.NET, "rails %s over %s", ", ".join(map(str, rails)), ", ".join(own))
-    return wide, tuple(rail.switches for rail in rails)
+    logger.info(Subsystem.NET, "rails %s over %s", ", ".join(map(str, used)), ", ".join(own))
+    return wide, _switches(used), rest
+
+
+class _Declined(ConfigError):
+    """Rails are not wanted, or not known to be better: nothing that anybody should repair."""
+
+
+def _may_have(transport: str, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], config: Config) -> None:
+    """Raises _Declined where rails are not to be looked for. ``transport`` is the name of what would be left."""
+    if config.rails == "0":
+        raise _Declined(f"{variable_of('rails')}=0")
+    if len(rails) < 2:
+        raise _Declined(f"topology {topology.name!r} has {len(rails)} of the networks that reach all hosts over NICs; rails need two")
+    if transport == "memory" or config.transport == "mpi":
+        raise _Declined(f"transport {transport} has one way between ranks; {variable_of('transport')}=auto, tcp or gloo has rails")
+    if config.rails != "1" and transport == "mpi" and (fast := rdma_of(facts)):
+        raise _Declined(f"MPI may reach more than sockets do by the RDMA of {fast}")
+    guessed = [nic for rail in rails for nic in rail.nics.values() if topology.vertices[nic].attrs.get("source") == "default"]
+    if guessed and config.rails != "1":
+        raise _Declined(f"the rate of NIC {guessed[0]} is not known")
+
+
+def _sound(
+    transport: Transport, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], timeout: float
+) -> tuple[list[Rail], list[TopocclError]]:
+    """The rails that may be opened together, and what is in the way of each other one; equal on all ranks."""
+    sound: list[Rail] = []
+    problems: list[TopocclError] = []
+    for rail in rails:
+        try:
+            rail_addresses(topology, [*sound, rail], facts)
+        except ConfigError as problem:
+            problems.append(problem)
+        else:
+            sound.append(rail)
+    rows = rail_addresses(topology, sound, facts) if sound else []
+    mine = [_unroutable(transport.rank, topology, rail, row) for rail, row in zip(sound, rows, strict=True)]
+    for rail, *found in zip(tuple(sound), *exchange_or_raise(transport, mine, timeout), strict=True):
+        if any(found):
+            sound.remove(rail)
+            problems.append(next(filter(None, found)))
+    return sound, problems
+
+
+def _opened(
+    transport: Transport, topology: Topology, rails: Sequence[Rail], own: Sequence[str], facts: Sequence[HostFacts], config: Config,
+    timeout: float,
+) -> Transport:  # fmt: skip
+    if config.transport == "gloo":
+        return _over_gloo(transport, own, config, timeout)
+    pace = pace_of(transport.rank, topology, facts, RailTable(topology, _switches(rails)))
+    return open_tcp(transport, own, timeout, pace, spins=spins_among(facts))
+
+
+def _switches(rails: Sequence[Rail]) -> tuple[frozenset[str], ...]:
+    return tuple(rail.switches for rail in rails)
+
+
+def _carrying(
+    transport: Transport, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], config: Config, timeout: float
+) -> list[Rail]:
+    """Those of ``rails`` that carry what ranks send over one address each: one if these all are on it; else nobody knows, and all may."""
+    if transport.name == "memory":
+        return list(rails)
+    if transport.name != "gloo" and not takes_sockets(transport, config, facts, len(topology.ranks_by_host)):
+        return list(rails)  # Open MPI uses all interfaces
+    told = exchange_or_raise(transport, address_among(transport, config.socket_ifname, timeout), timeout)
+    for rail in rails:
+        if all(address in _addresses_on(topology, rail, rank, seen) for rank, (address, seen) in enumerate(zip(told, facts, strict=True))):
+            return [rail]
+    return list(rails)
+
+
+def _addresses_on(topology: Topology, rail: Rail, rank: int, seen: HostFacts) -> list[str]:
+    return [str(face.ip) for nic in seen.nics if _is_of(topology, rail, rank, nic) for face in map(ipaddress.ip_interface, nic.addresses)]
 
 
 def _over_gloo(transport: Transport, addresses: Sequence[str], config: Config, timeout: float) -> Transport:
@@ -67,23 +153,12 @@ def _over_gloo(transport: Transport, addresses: Sequence[str], config: Config, t
     return wide
 
 
-def rail_addresses(
-    transport: str, topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts], config: Config
-) -> list[list[str]]:
-    """The address of each rank on each rail; equal on all ranks. ``transport`` is the name of what would be left.
+def rail_addresses(topology: Topology, rails: Sequence[Rail], facts: Sequence[HostFacts]) -> list[list[str]]:
+    """The address of each rank on each rail; equal on all ranks.
 
     Raises:
         ConfigError: what is in the way.
     """
-    if len(rails) < 2:
-        raise ConfigError(f"topology {topology.name!r} has {len(rails)} of the networks that reach all hosts over NICs; rails need two")
-    if transport == "memory" or config.transport == "mpi":
-        raise ConfigError(f"transport {transport} has one way between ranks; {variable_of('transport')}=auto, tcp or gloo has rails")
-    if config.rails != "1" and transport == "mpi" and (fast := rdma_of(facts)):
-        raise ConfigError(f"MPI may reach more than sockets do by the RDMA of {fast}")
-    guessed = [nic for rail in rails for nic in rail.nics.values() if topology.vertices[nic].attrs.get("source") == "default"]
-    if guessed and config.rails != "1":
-        raise ConfigError(f"the rate of NIC {guessed[0]} is not known")
     families = {4, 6}
     found: list[list[NicFacts]] = []
     for rail in rails:
@@ -102,19 +177,25 @@ def rail_addresses(
 
 
 def _interface(topology: Topology, rail: Rail, rank: int, seen: HostFacts) -> NicFacts:
-    host = topology.host_of_rank[rank]
-    vertex = rail.nics[host]
-    name, busid = vertex.removeprefix(f"{host}."), topology.vertices[vertex].attrs.get("busid")
     for nic in seen.nics:
-        if nic_name(nic) == name or nic.name == name or (nic.pci and nic.pci[0].address == busid):
+        if _is_of(topology, rail, rank, nic):
             if nic.up and nic.addresses:
                 return nic
             raise ConfigError(f"rank {rank} on {seen.hostname}: interface {nic.name} of rail {rail} is down or has no address")
     known = ", ".join(nic.name for nic in seen.nics) or "none"
+    vertex = rail.nics[topology.host_of_rank[rank]]
     raise ConfigError(
         f"rank {rank} on {seen.hostname}: NIC {vertex} of rail {rail} is none of its interfaces; known and allowed are {known} "
         f"({variable_of('socket_ifname')})"
     )
+
+
+def _is_of(topology: Topology, rail: Rail, rank: int, nic: NicFacts) -> bool:
+    """Whether ``nic`` is the one by which the host of ``rank`` is on ``rail``."""
+    host = topology.host_of_rank[rank]
+    vertex = rail.nics[host]
+    name, busid = vertex.removeprefix(f"{host}."), topology.vertices[vertex].attrs.get("busid")
+    return nic_name(nic) == name or nic.name == name or bool(nic.pci and nic.pci[0].address == busid)
 
 
 def _address(nic: NicFacts, version: int) -> str:
@@ -122,14 +203,13 @@ def _address(nic: NicFacts, version: int) -> str:
     return str(next(face.ip for face in faces if face.version == version))
 
 
-def _unroutable(rank: int, topology: Topology, rails: Sequence[Rail], addresses: Sequence[Sequence[str]]) -> ConfigError | None:
-    """Why messages of a rail would leave this rank's host by another interface."""
+def _unroutable(rank: int, topology: Topology, rail: Rail, addresses: Sequence[str]) -> ConfigError | None:
+    """Why messages of ``rail``, on which ranks have ``addresses``, would leave this rank's host by another interface."""
     hosts = topology.host_of_rank
     others = {host: peer for peer, host in reversed(list(enumerate(hosts))) if host != hosts[rank]}
-    for rail, row in zip(rails, addresses, strict=True):
-        for host, peer in others.items():
-            source = source_address(row[peer])
-            if source != row[rank]:
-                way = f"leave from {source}" if source else "have no way"
-                return ConfigError(f"rail {rail}: messages from {row[rank]} to {row[peer]} (rank {peer} on {host}) would {way}")
+    for host, peer in others.items():
+        source = source_address(addresses[peer])
+        if source != addresses[rank]:
+            way = f"leave from {source}" if source else "have no way"
+            return ConfigError(f"rail {rail}: messages from {addresses[rank]} to {addresses[peer]} (rank {peer} on {host}) would {way}")
     return None

@@ -82,7 +82,7 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
     if config.attach and neighbours.arena is not None and neighbours.reach is None:
         logger.info(Subsystem.SHM, "processes cannot read each other's memory here (cross-memory attach); long messages are copied twice")
     exchange_or_raise(transport, _dumped(config.topo_dump_file, topology) if transport.rank == 0 else None, limit)
-    transport, rails = over_rails(transport, topology, seen.facts, config, logger, limit)
+    transport, rails, topology = over_rails(transport, topology, seen.facts, config, logger, limit)
     if not rails:
         transport = over_tcp(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())

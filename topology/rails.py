@@ -52,6 +52,15 @@ def rails_of(topology: Topology) -> tuple[Rail, ...]:
     return tuple(sorted(found, key=lambda rail: -rail.rate))
 
 
+def without(topology: Topology, rails: Iterable[Rail]) -> Topology:
+    """``topology`` as if nothing were plugged into the switches of ``rails``; itself without any."""
+    gone = frozenset[str]().union(*(rail.switches for rail in rails))
+    if not gone:
+        return topology
+    links = [link for link in topology.links if link.src not in gone and link.dst not in gone]
+    return Topology(topology.name, topology.vertices.values(), links, topology.slots)
+
+
 def _connected(switches: Iterable[str], beside: dict[str, set[str]]) -> list[list[str]]:
     """The connected ones together (networkx would do, but every program would pay for its import when it starts)."""
     seen: set[str] = set()
@@ -75,6 +84,7 @@ class RailTable:
         self._topology = topology
         self._routes = routes_of(topology) if routes is None else routes
         self._number = {switch: number for number, switches in enumerate(rails) for switch in switches}
+        self._count = len(rails)
         self._known: dict[tuple[int, int, int], int] = {}
 
     def number(self, src: int, dst: int, rail: int) -> int:
@@ -86,3 +96,8 @@ class RailTable:
             passed = (links[link].dst for link in self._routes.path(src, dst, rail))
             found = self._known[key] = next((self._number[vertex] for vertex in passed if vertex in self._number), 0)
         return found
+
+    def ways(self, src: int, dst: int) -> list[int]:
+        """For each of the transport's rails, the rail of the routes from rank ``src`` to rank ``dst`` that is on it; 0 where none is."""
+        found = {self.number(src, dst, way): way for way in reversed(range(self._routes.rails(src, dst)))}
+        return [found.get(number, 0) for number in range(self._count)]

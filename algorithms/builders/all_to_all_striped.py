@@ -13,7 +13,6 @@ from topoccl.algorithms.schedule import Schedule, ScheduleBuilder
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.topology.graph import Topology
 from topoccl.topology.rails import Rail, RailTable, rails_of
-from topoccl.topology.routes import routes_of
 
 NAME = "striped"
 COLLECTIVES = ("all_to_all",)
@@ -38,29 +37,14 @@ def build(spec: CollectiveSpec, topology: Topology, *, lanes: int = 1) -> Schedu
     weights = _weights(rails) * spec.num_blocks if len(rails) > 1 else None
     params = {"lanes": lanes}.items() if lanes > 1 else ()
     b = ScheduleBuilder(spec, NAME, chunks=max(1, len(rails)), weights=weights, params=params)
-    add_rounds(b, host_groups(topology), lanes, _Ways(topology, rails).between)
+    table = RailTable(topology, [rail.switches for rail in rails])
+    add_rounds(b, host_groups(topology), lanes, table.ways if len(rails) > 1 else lambda source, to: (0,))
     return b.build()
 
 
 def _weights(rails: Sequence[Rail]) -> list[int]:
     total = sum(rail.rate for rail in rails)
     return [max(1, round(_PARTS * rail.rate / total)) for rail in rails]
-
-
-class _Ways:
-    """What routes call the rails between two ranks."""
-
-    def __init__(self, topology: Topology, rails: Sequence[Rail]) -> None:
-        self._rails = rails
-        self._routes = routes_of(topology)
-        self._table = RailTable(topology, [rail.switches for rail in rails], self._routes)
-
-    def between(self, src: int, dst: int) -> list[int]:
-        """For each rail, the number under which routes from ``src`` to ``dst`` have it."""
-        if len(self._rails) < 2:
-            return [0]
-        found = {self._table.number(src, dst, way): way for way in reversed(range(self._routes.rails(src, dst)))}
-        return [found.get(number, 0) for number in range(len(self._rails))]
 
 
 def _reject(spec: CollectiveSpec, topology: Topology) -> str | None:

@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FABRIC = "rails:2x1,net=200Mbit/s+100Mbit/s"
 PROGRAM = """
 import numpy as np, topoccl
+from topoccl.topology.rails import rails_of
 comm = topoccl.init(algo="forest")
 data = np.arange(1 << 19, dtype=np.float32) % 1000
 for _ in range(3):
@@ -22,6 +23,7 @@ for _ in range(3):
     comm.all_to_all(data + comm.rank, out)
     mine = np.split(data, 2)[comm.rank]
     assert (out == np.concatenate([mine, mine + 1])).all()
+print(f"rank {comm.rank} plans with", *map(str, rails_of(comm.topology)))
 comm.close()
 """
 
@@ -59,5 +61,10 @@ def test_an_interface_that_may_not_be_used_is_named(tmp_path: Path) -> None:
 def test_otherwise_all_goes_over_the_other(tmp_path: Path) -> None:
     status, output, carried = run(tmp_path, "TOPOCCL_SOCKET_IFNAME==eth0")
     assert status == 0, output
+    assert output.count("plans with rail0\n") == 2
+    assert (
+        output.count("nothing goes over rail1 of the rails, nor is planned for it: rank 0 on h0: NIC h0.eth1 of rail rail1 is none of its")
+        == 1
+    )
     assert carried["h0.eth1->rail1"] == 0
     assert carried["h0.eth0->rail0"] > 3 * (3 << 20)

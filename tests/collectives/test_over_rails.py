@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +17,14 @@ import pytest
 
 from topoccl.algorithms.registry import build_verified, by_name
 from topoccl.algorithms.spec import CollectiveSpec
+from topoccl.collectives import rails
 from topoccl.collectives.config import Config
 from topoccl.collectives.errors import ConfigError
 from topoccl.collectives.executor.dtypes import dtype_of
 from topoccl.collectives.executor.lowering import Site, lower
 from topoccl.collectives.executor.reduction import fold_kernel
 from topoccl.collectives.executor.wiring import Wiring
+from topoccl.collectives.logging import Logger
 from topoccl.collectives.rails import over_rails, rail_addresses
 from topoccl.collectives.transports.memory import MemoryHub
 from topoccl.topology.discovery import HostFacts, NicFacts, assemble
@@ -89,8 +95,8 @@ def seen(fabric: Topology, **changed: tuple[NicFacts, ...]) -> list[HostFacts]:
     return found
 
 
-def addresses(fabric: Topology, facts: list[HostFacts], before: str = "gloo", **options: Any) -> list[list[str]]:
-    return rail_addresses(before, fabric, rails_of(fabric), facts, Config(**options))
+def addresses(fabric: Topology, facts: list[HostFacts]) -> list[list[str]]:
+    return rail_addresses(fabric, rails_of(fabric), facts)
 
 
 def test_every_rank_has_an_address_on_every_rail(fabric: Topology) -> None:
@@ -118,23 +124,112 @@ def test_what_is_absent_on_a_rank_is_named(fabric: Topology, there: tuple[NicFac
         addresses(fabric, seen(fabric, h2=there))
 
 
-def test_mpi_is_left_only_where_rails_are_known_to_be_better(fabric: Topology) -> None:
-    assert addresses(fabric, seen(fabric), "mpi")
-    with pytest.raises(ConfigError, match="transport mpi has one way between ranks; TOPOCCL_TRANSPORT=auto, tcp or gloo has rails"):
-        addresses(fabric, seen(fabric), "mpi", transport="mpi")
+def refusal(fabric: Topology, facts: list[HostFacts], before: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str | None:
+    """Why rails are not looked for in place of transport ``before``; None where they are."""
+    transport = MemoryHub(fabric.num_ranks).transport(0)
+    transport.name = before
+    said: list[str] = []
+    monkeypatch.setattr(Logger, "info", lambda self, subsystem, message, *args: said.append(message % args))
+    monkeypatch.setattr(rails, "_sound", lambda *args: (list(rails_of(fabric)), []))
+    monkeypatch.setattr(rails, "_opened", lambda *args: MemoryHub(fabric.num_ranks).transport(0))
+    monkeypatch.setattr(rails, "_carrying", lambda *args: list(rails_of(fabric)))
+    config = Config(**options)
+    wide, switches, rest = over_rails(transport, fabric, facts, config, config.logger(0), 20.0)
+    assert rest is fabric
+    assert (wide is transport) == (switches == ())
+    return said[0] if wide is transport else None
+
+
+def test_mpi_is_left_only_where_rails_are_known_to_be_better(fabric: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(fabric, seen(fabric), "mpi", monkeypatch) is None
+    bound = refusal(fabric, seen(fabric), "mpi", monkeypatch, transport="mpi")
+    assert bound == "rails are not used: transport mpi has one way between ranks; TOPOCCL_TRANSPORT=auto, tcp or gloo has rails"
     fast = (USUAL, replace(nic("eth1", "10.2.0.3/16"), rdma="mlx5_0:1"))
-    with pytest.raises(ConfigError, match="RDMA of eth1 of rank 4"):
-        addresses(fabric, seen(fabric, h2=fast), "mpi")
-    assert addresses(fabric, seen(fabric, h2=fast), "mpi", rails="1")
+    assert "RDMA of eth1 of rank 4" in str(refusal(fabric, seen(fabric, h2=fast), "mpi", monkeypatch))
+    assert refusal(fabric, seen(fabric, h2=fast), "mpi", monkeypatch, rails="1") is None
 
 
-def test_rates_that_nobody_knows_split_nothing_unless_asked_to() -> None:
+def test_rates_that_nobody_knows_split_nothing_unless_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [replace(f, boot_id=f.hostname) for f in seen(load(FABRIC))[::2]]
     found = assemble(facts, [f.hostname for f in facts])
     assert len(rails_of(found)) == 2
-    with pytest.raises(ConfigError, match=r"the rate of NIC h0.eth0 is not known"):
-        addresses(found, facts)
-    assert addresses(found, facts, rails="1")[1] == [f"10.2.0.{host}" for host in (1, 2, 3, 4)]
+    assert "the rate of NIC h0.eth0 is not known" in str(refusal(found, facts, "gloo", monkeypatch))
+    assert refusal(found, facts, "gloo", monkeypatch, rails="1") is None
+    assert addresses(found, facts)[1] == [f"10.2.0.{host}" for host in (1, 2, 3, 4)]
+
+
+# Rails that cannot be opened
+
+
+def opened(
+    fabric: Topology, facts: list[HostFacts], monkeypatch: pytest.MonkeyPatch, own: Callable[[int], str], **options: Any
+) -> tuple[list[tuple[list[str], list[str]]], str]:
+    """For each rank the rails it has and those it plans with, and all that ranks were warned of. ``own`` is the address of a rank that
+    has one way; hosts route as their addresses say."""
+    hub, ranks = MemoryHub(fabric.num_ranks), fabric.num_ranks
+    here, warnings = threading.local(), io.StringIO()
+
+    def source(peer: str) -> str | None:
+        found = [face.split("/")[0] for nic in facts[here.rank].nics for face in nic.addresses if face[:5] == peer[:5]]
+        return found[0] if found else None
+
+    monkeypatch.setattr(rails, "source_address", source)
+    monkeypatch.setattr(rails, "address_among", lambda transport, *args: own(transport.rank))
+    monkeypatch.setattr(rails, "_opened", lambda transport, *args: transport)
+    config = Config(**options)
+
+    def open_them(rank: int) -> tuple[list[str], list[str]]:
+        here.rank = rank
+        transport = hub.transport(rank)
+        transport.name = "gloo"
+        logger = Logger(rank=rank, stream=warnings)
+        _, switches, rest = over_rails(transport, fabric, facts, config, logger, 20.0)
+        return ["+".join(s) for s in switches], [str(rail) for rail in rails_of(rest)]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(open_them, range(ranks))), warnings.getvalue()
+
+
+def test_what_cannot_be_opened_is_not_planned_with(fabric: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, said = opened(fabric, seen(fabric), monkeypatch, "10.1.0.{}".format)
+    assert found == [(["rail0", "rail1"], ["rail0", "rail1"])] * 8
+    assert said == ""
+
+    def address(rank: int) -> str:
+        return f"10.1.0.{rank // 2 + 1}"
+
+    found, said = opened(fabric, seen(fabric, h2=(USUAL,)), monkeypatch, address)
+    assert found == [([], ["rail0"])] * 8
+    assert said.count("\n") == 1
+    assert "nothing goes over rail1 of the rails, nor is planned for it: rank 4 on h2: NIC h2.eth1 of rail rail1 is none of its" in said
+    # Ranks may have met on the slow one.
+    down = (replace(USUAL, up=False), nic("eth1", "10.2.0.3/16"))
+    found, said = opened(fabric, seen(fabric, h2=down), monkeypatch, lambda rank: f"10.2.0.{rank // 2 + 1}")
+    assert found == [([], ["rail1"])] * 8
+    assert "nothing goes over rail0 of" in said
+
+
+def test_where_ranks_send_nobody_knows_all_is_planned_with(fabric: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, said = opened(fabric, seen(fabric, h2=(USUAL,)), monkeypatch, lambda rank: f"10.{2 - rank % 2}.0.{rank // 2 + 1}")
+    assert found == [([], ["rail0", "rail1"])] * 8
+    assert said == ""
+
+
+def test_one_rail_that_was_asked_for_is_planned_with_and_nobody_is_warned(fabric: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, said = opened(fabric, seen(fabric), monkeypatch, lambda rank: f"10.1.0.{rank // 2 + 1}", rails="0")
+    assert found == [([], ["rail0"])] * 8
+    assert said == ""
+
+
+@pytest.mark.parametrize(("wrong", "words"), [("10.9.0.3/16", "messages from .* would have no way"), ("", "is down or has no address")])
+def test_others_are_used_without_it(wrong: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = load("rails:4x2,nics=3,net=300Mbit/s+200Mbit/s+100Mbit/s")
+    more = [replace(f, nics=(*f.nics, nic("eth2", f"10.3.0.{f.hostname[1:]}/16"))) for f in seen(fabric)]
+    broken = [replace(f, nics=(f.nics[0], nic("eth1", *([wrong] if wrong else [])), f.nics[2])) if f.hostname == "h2" else f for f in more]
+    found, said = opened(fabric, broken, monkeypatch, lambda rank: f"10.1.0.{rank // 2 + 1}")
+    assert found == [(["rail0", "rail2"], ["rail0", "rail2"])] * 8
+    assert said.count("\n") == 1
+    assert re.search(f"nothing goes over rail1 of the rails, nor is planned for it: .*{words}", said)
 
 
 @pytest.mark.parametrize(("fabric", "words"), [("rails:2x1", "transport memory has one way"), ("cluster:2x1", "has 1 of the networks")])
@@ -150,4 +245,4 @@ def test_insisting_on_rails_is_an_error_on_every_rank_where_there_are_none(fabri
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(insist, range(2)))
     transport = hub.transport(0)
-    assert over_rails(transport, topology, facts, Config(), config.logger(0), 20.0) == (transport, ())
+    assert over_rails(transport, topology, facts, Config(), config.logger(0), 20.0) == (transport, (), topology)

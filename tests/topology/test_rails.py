@@ -8,7 +8,8 @@ import pytest
 
 from topoccl.topology.graph import Topology
 from topoccl.topology.load import load
-from topoccl.topology.rails import RailTable, rails_of
+from topoccl.topology.rails import RailTable, rails_of, without
+from topoccl.topology.routes import routes_of
 
 FABRICS = Path(__file__).resolve().parents[2] / "bench" / "fabrics"
 
@@ -51,3 +52,20 @@ def test_messages_take_the_rail_of_their_route(unequal: Topology) -> None:
     turned = RailTable(unequal, [rail.switches for rail in reversed(rails_of(unequal))])
     assert [turned.number(0, 2, rail) for rail in range(2)] == [1, 0]
     assert RailTable(unequal, [frozenset({"elsewhere"})]).number(0, 2, 1) == 0
+    assert table.ways(0, 2) == [0, 1]
+    assert turned.ways(0, 2) == [1, 0]
+    assert RailTable(unequal, [frozenset({"elsewhere"})]).ways(0, 2) == [0]
+
+
+def test_what_carries_nothing_is_left_out(unequal: Topology) -> None:
+    fast, slow = rails_of(unequal)
+    assert without(unequal, ()) is unequal
+    for lost, left in ((fast, slow), (slow, fast)):
+        rest = without(unequal, [lost])
+        assert rails_of(rest) == (left,)
+        assert rest.slots == unequal.slots
+        routes, links = routes_of(rest), rest.links
+        for src, dst in ((0, 2), (7, 1)):
+            assert routes.rails(src, dst) == 1
+            assert [links[link].dst for link in routes.path(src, dst, 1)].count(str(left)) == 1
+    assert [link for link in rest.links if link.kind != "net"] == [link for link in unequal.links if link.kind != "net"]
