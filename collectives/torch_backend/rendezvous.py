@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -137,9 +138,9 @@ class Meeting:
 
     def _hear(self, key: str, teller: int, *, named: bool = True) -> Any:
         """What rank ``teller`` has told; an error of its is ``named`` by it."""
-        left = max(self._end - time.monotonic(), 0.001)
+        left = max(math.ceil(1e3 * (self._end - time.monotonic())), 1)  # the store would cut off part of a millisecond, and end too early
         try:
-            self.store.wait([key], timedelta(seconds=left))
+            self.store.wait([key], timedelta(milliseconds=left))
             told = json.loads(self.store.get(key))
         except RuntimeError as error:
             if time.monotonic() < self._end:
