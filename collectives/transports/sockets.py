@@ -102,6 +102,7 @@ class Outgoing:
         self._staged = 0  # bytes of them
         self._pace = pace
         self._share = 1.0  # of that
+        self._beside_others = False  # whether what leaves now shares links with others that leave at once
         self.socket = connection
 
     @classmethod
@@ -192,10 +193,8 @@ class Outgoing:
                 views[0] = view[left:], message
 
     def _stage(self, message: Message) -> None:
-        share = 1.0 if message.share > 0 and message.nbytes < _LONG else message.share
-        if self._pace and share not in (0.0, self._share):
-            self._share = share
-            _hold_back(self.socket, self._pace * share)
+        if self._pace and message.share:
+            self._take(message.share, message.share if message.nbytes >= _LONG else 1.0)
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -203,6 +202,15 @@ class Outgoing:
             self._views.append((message.data.data, message))
         else:
             self._views.append((head, message))
+
+    def _take(self, share: float, held: float) -> None:
+        """What leaves next has ``share`` of the rate of the way, and is held back to ``held`` of it."""
+        if (share < 1) != self._beside_others:
+            self._beside_others = share < 1
+            _leave_pace_to_us(self.socket, share < 1)
+        if held != self._share:
+            self._share = held
+            _hold_back(self.socket, self._pace * held)
 
     def unsent(self) -> list[Message]:
         """The messages that have not left."""
@@ -227,16 +235,23 @@ def whole(tag: int, data: Array, stamp: int) -> memoryview:
 def _hurry(connection: socket.socket, pace: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if pace:
-        _leave_pace_to_us(connection)
         _hold_back(connection, pace)
 
 
-def _leave_pace_to_us(connection: socket.socket) -> None:
-    """BBR finds a pace of its own, by what came through so far. Of messages with pauses between them, and of a pace that has just been
-    changed, that is too little, and its window is that pace times the shortest round trip, before there were queues."""
-    with suppress(OSError):  # not every kernel has a choice
-        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which everybody may have
+@cache
+def _looks_for_pace() -> bool:
+    """Whether connections are BBR's, unless they say otherwise."""
+    with suppress(OSError), socket.socket() as probe:  # not every kernel has a choice
+        return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
+    return False
+
+
+def _leave_pace_to_us(connection: socket.socket, ours: bool) -> None:
+    """BBR finds a pace of its own, by what came through so far: too little where many messages leave at once, each with a share of a link
+    that was another one before. Elsewhere it keeps queues short, which the others do not."""
+    if _looks_for_pace():
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno" if ours else b"bbr")
 
 
 def _hold_back(connection: socket.socket, pace: float) -> None:

@@ -270,17 +270,19 @@ def test_tcp_pace_is_that_of_the_last_message_with_a_share(tcp_pair: tuple[socke
 
 
 @pytest.mark.parametrize("pace", [0.0, 25e6])
-def test_tcp_paced_connections_do_without_bbr(pace: float) -> None:
-    from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener, Outgoing
+def test_tcp_messages_with_shares_do_without_bbr(tcp_pair: tuple[socket.socket, socket.socket], pace: float) -> None:
+    from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.sockets import Outgoing
 
     control = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
-    with socket.socket() as plain:
-        usual = plain.getsockopt(*control)
-    listener = Listener("127.0.0.1")
-    link = Outgoing.connect(1, ("127.0.0.1", listener.port), "127.0.0.1", bytes(TOKEN_BYTES), 0, 0, pace)
-    assert link.socket.getsockopt(*control).strip(b"\0") == (b"reno" if pace and usual.startswith(b"bbr") else usual.strip(b"\0"))
-    link.close()
-    listener.close()
+    usual = tcp_pair[0].getsockopt(*control).strip(b"\0")
+    beside = b"reno" if pace and usual.startswith(b"bbr") else usual
+    endpoint: Any = MemoryHub(2).transport(0)
+    link = Outgoing(1, 0, tcp_pair[0], pace, b"")
+    for share, expected in ((0.0, usual), (1.0, usual), (0.25, beside), (0.0, beside), (0.5, beside), (1.0, usual)):
+        link.queue(Message(endpoint, True, 1, 0, np.zeros(16, np.uint8), share=share))
+        link.push()
+        assert link.socket.getsockopt(*control).strip(b"\0") == expected
 
 
 def test_tcp_refuses_strangers() -> None:
