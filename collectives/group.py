@@ -142,6 +142,11 @@ class Group:
         self._begun = True
         return told
 
+    @property
+    def _under_way(self) -> bool:
+        """Whether the last call with others has not ended, or has failed."""
+        return self._control is not None and self._control.ended < self.record.calls
+
     def begin(self, call: Fingerprint, limit: float, word: int = 0, stamped: bool = False) -> None:
         """Begins a call: writes it down, and tells the other ranks (:meth:`Control.begin`).
 
@@ -156,7 +161,7 @@ class Group:
         if self.failure is not None:
             self.raise_broken()
         control = self._control
-        if control is not None and control.ended < self.record.calls:
+        if self._under_way:
             raise TopocclError(f"{call.text} was called inside {self.record.describe()}, as by a signal handler: calls take turns")
         self.record.calls = number = self.record.calls + 1
         self.record.recent[number % RECENT] = call
@@ -265,7 +270,7 @@ class Group:
 
     def recent_calls(self) -> str:
         """The last calls that this rank has made in this group, a line each: number, what, and whether it has ended."""
-        return self.record.recent_calls(self._control is not None and self._control.ended < self.record.calls)
+        return self.record.recent_calls(self._under_way)
 
     def raise_broken(self) -> NoReturn:
         """For calls of a group that has a :attr:`failure`."""
