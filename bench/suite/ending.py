@@ -10,7 +10,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 READER_GONE = 141
-PATIENCE = 1.0  # seconds that rank 0 has for telling what all ranks know, and for ending them
+PATIENCE = 5.0  # seconds that rank 0 has for telling what all ranks know; mostly it ends them long before
 
 
 def end(status: int) -> NoReturn:

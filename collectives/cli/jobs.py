@@ -16,7 +16,7 @@ from topoccl.collectives.errors import ConfigError
 from topoccl.topology.units import parse_time
 
 BAD_USAGE = 2
-_PATIENCE = 1.0  # seconds that rank 0 has for telling what all ranks know, and for ending them
+_PATIENCE = 5.0  # seconds that rank 0 has for telling what all ranks know; mostly it ends them long before
 
 Report = Callable[[str, int, int], None]
 
@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if self.speaks:
             super().error(message)
+        time.sleep(_PATIENCE)  # or the launcher ends rank 0 before it has spoken
         raise SystemExit(BAD_USAGE)
 
     def print_help(self, file: Any = None) -> None:
