@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _CALL_BITS = 20  # counters count this many bits of messages per call
 _ALIGN = 64
-_LONG = 256 * 1024  # bytes of a call's input and output from which the transport hears of it: shorter ones end before they hold up others
 _FROM_POOL = 1 << 20  # bytes of scratch that are worth whole blocks
 _SIZES = fingerprint("sizes")  # of ask_root, whose name says the rest
 
@@ -80,7 +79,6 @@ class Group:
         arena = neighbours.arena
         waiter = Waiter(arena.flags, neighbours.load(transport.rank) > 1) if arena is not None else None
         self._runner = Runner(transport, waiter)
-        self._apart = len(set(neighbours.hosts)) > 1  # on several hosts
         self._control: Control | None = None
         if transport.size > 1:
             self._control = Control(transport, neighbours, self.record.describe)
@@ -225,9 +223,6 @@ class Group:
         parity = number & 1
         control = self._control
         runner = self._runner
-        long = self._apart and inp.nbytes + out.nbytes >= _LONG
-        if long:
-            self.transport.call_begins()
         try:
             program = plan.programs[parity] or plan.program(parity)
             scratch = self._scratch if not program.scratch else self._scratch_for(program.scratch * dtype.itemsize, dtype)
@@ -236,9 +231,6 @@ class Group:
                 control.end()
         except BaseException as error:
             self.give_up(error)
-        finally:
-            if long:
-                self.transport.call_ends()
         if not program.runs:
             self.record.uncounted.append(program)
         program.runs += 1

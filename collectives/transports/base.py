@@ -148,14 +148,6 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def call_begins(self) -> None:
-        """A call of this group with long messages begins: for media that have to know when several do at once."""
-
-    @abstractmethod
-    def call_ends(self) -> None:
-        """That call has ended, or has failed."""
-
-    @abstractmethod
     def close(self) -> None:
         """Frees everything; open requests fail. A sub-group's close leaves its parent open. Safe to call twice."""
 
@@ -186,9 +178,9 @@ class Transport(ABC):
 
 class Message(Request):
     """A request together with what a medium needs to carry it. ``peer`` and ``tag`` are those of the medium (a receive's peer may
-    be :data:`ANY_SOURCE`). ``beside`` says whether messages of other groups leave meanwhile."""
+    be :data:`ANY_SOURCE`)."""
 
-    __slots__ = ("beside", "data", "endpoint", "is_send", "nbytes", "peer", "rail", "share", "tag")
+    __slots__ = ("data", "endpoint", "is_send", "nbytes", "peer", "rail", "share", "tag")
 
     def __init__(
         self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, rail: int = 0, share: float = 0.0
@@ -202,7 +194,6 @@ class Message(Request):
         self.data = data
         self.rail = rail
         self.share = share
-        self.beside = False
         self.nbytes = len(data)
 
     def __str__(self) -> str:
@@ -248,14 +239,6 @@ class Medium(ABC):
     @abstractmethod
     def abandon(self, messages: Sequence[Message]) -> None:
         """``messages`` have failed because their group was closed: drop what can be dropped, keep their bytes alive if need be."""
-
-    def call_begins(self, endpoint: Endpoint) -> None:
-        """As :meth:`Transport.call_begins`."""
-        return  # of no interest
-
-    def call_ends(self, endpoint: Endpoint) -> None:
-        """As :meth:`Transport.call_ends`."""
-        return
 
     @abstractmethod
     def close(self) -> None:
@@ -387,12 +370,6 @@ class Endpoint(Transport):
         if self._closed:
             raise TransportError(f"{self}: cannot receive from rank {peer}: the transport is closed")
         self._medium.fill(self, inbox, self._ranks[peer], rail, timeout)
-
-    def call_begins(self) -> None:
-        self._medium.call_begins(self)
-
-    def call_ends(self) -> None:
-        self._medium.call_ends(self)
 
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
         if not 1 <= group <= self._medium.max_group:

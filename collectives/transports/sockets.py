@@ -194,7 +194,7 @@ class Outgoing:
 
     def _stage(self, message: Message) -> None:
         if self._pace and message.share:
-            self._take(message.share if message.nbytes >= _LONG else 1.0, message.share < 1 or message.beside)
+            self._take(message.share, message.share if message.nbytes >= _LONG else 1.0)
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -203,14 +203,14 @@ class Outgoing:
         else:
             self._views.append((head, message))
 
-    def _take(self, share: float, beside_others: bool) -> None:
-        """What leaves next is held back to ``share`` of the rate of the way."""
-        if beside_others != self._beside_others:
-            self._beside_others = beside_others
-            _leave_pace_to_us(self.socket, beside_others)
-        if share != self._share:
-            self._share = share
-            _hold_back(self.socket, self._pace * share)
+    def _take(self, share: float, held: float) -> None:
+        """What leaves next has ``share`` of the rate of the way, and is held back to ``held`` of it."""
+        if (share < 1) != self._beside_others:
+            self._beside_others = share < 1
+            _leave_pace_to_us(self.socket, share < 1)
+        if held != self._share:
+            self._share = held
+            _hold_back(self.socket, self._pace * held)
 
     def unsent(self) -> list[Message]:
         """The messages that have not left."""

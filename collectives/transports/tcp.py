@@ -113,8 +113,6 @@ class TcpMedium(Medium):
         self._connecting: set[Outgoing] = set()
         self._pairs: dict[tuple[int, int], Outgoing] = {}  # for stamped messages, by peer and rail
         self._unmade: dict[tuple[int, int], list[tuple[memoryview, Rest]]] = {}  # what waits for such a connection
-        self._calling: set[Endpoint] = set()  # groups with a long call under way,
-        self._beside: set[Endpoint] = set()  # and those of them whose call is, or was, under way at once with one of another group
         self._matching = Matching()
         self._lost: dict[int, str] = {}  # peers that are gone, and why
         self._epoll = select.epoll()
@@ -136,21 +134,9 @@ class TcpMedium(Medium):
             else:
                 link = self._link(message.peer, message.rail, message)
                 first = link.idle
-                message.beside = message.endpoint in self._beside
                 link.queue(message)
                 if first:
                     self._push(link)
-
-    def call_begins(self, endpoint: Endpoint) -> None:
-        with self._lock:
-            if self._calling:
-                self._beside.update(self._calling, (endpoint,))
-            self._calling.add(endpoint)
-
-    def call_ends(self, endpoint: Endpoint) -> None:
-        with self._lock:
-            self._calling.discard(endpoint)
-            self._beside.discard(endpoint)
 
     def _begin_receive(self, message: Message) -> None:
         if self._matching.claim(message):

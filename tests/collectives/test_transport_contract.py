@@ -285,41 +285,6 @@ def test_tcp_messages_with_shares_do_without_bbr(tcp_pair: tuple[socket.socket, 
         assert link.socket.getsockopt(*control).strip(b"\0") == expected
 
 
-def test_tcp_calls_of_two_groups_at_once_do_without_bbr() -> None:
-    from topoccl.collectives.transports.base import Endpoint
-    from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
-    from topoccl.collectives.transports.tcp import TcpMedium
-
-    listeners = [Listener("127.0.0.1") for _ in range(2)]
-    book = [[("127.0.0.1", listener.port)] for listener in listeners]
-    media = [TcpMedium(rank, [listeners[rank]], book, bytes(TOKEN_BYTES), 5.0, lambda peer, rail: 25e6, 0) for rank in range(2)]
-    here, there = (Endpoint(medium) for medium in media)
-    rows, columns = ((here.subgroup([0, 1], number), there.subgroup([0, 1], number)) for number in (1, 2))
-
-    def control_of(group: Any) -> bytes:
-        """Congestion control of the connection on which a message of ``group`` leaves."""
-        got = group[1].irecv(0, 1, np.zeros(300_000, np.uint8))
-        sent = group[0].isend(1, 1, np.zeros(300_000, np.uint8), share=1.0)
-        here.wait([sent], 10.0, lambda: there.progress([], 0.0))
-        there.wait([got], 10.0)
-        return media[0]._outgoing[1, 0].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).strip(b"\0")
-
-    rows[0].call_begins()
-    usual = control_of(rows)
-    beside = b"reno" if usual.startswith(b"bbr") else usual
-    columns[0].call_begins()
-    assert control_of(rows) == beside  # its call, too, though it was the first
-    assert control_of(columns) == beside
-    columns[0].call_ends()
-    assert control_of(columns) == usual
-    assert control_of(rows) == beside  # up to the end of its call: the other group is likely to make another one
-    rows[0].call_ends()
-    rows[0].call_begins()
-    assert control_of(rows) == usual
-    for end in (here, there):
-        end.close()
-
-
 def test_tcp_refuses_strangers() -> None:
     """Whoever does not know the job's token is not heard, and does not disturb."""
     from topoccl.collectives.transports.sockets import Listener
