@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from topoccl.collectives.transports.base import ANY_SOURCE
+from topoccl.collectives.transports.congestion import IDLE, hold_back, rouse, settle, take
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.dtypes import Array
@@ -36,9 +37,6 @@ _BACKLOG = 4096
 _WAKE = 512 * 1024
 _UNSENT = 1 << 20  # the kernel doubles it
 _LONG = 256 * 1024  # bytes from which a message takes its share of the rate: queues of shorter ones are over before they hold up others
-_SO_MAX_PACING_RATE = 47
-_PACE = struct.Struct("=I")  # what every kernel takes; Python's own numbers here end at 2 GB/s
-_FASTEST_PACE = (1 << 32) - 2  # one more means no limit
 # A host that has vanished without a word is noticed after a minute.
 _KEEPALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
@@ -102,7 +100,7 @@ class Outgoing:
         self._staged = 0  # bytes of them
         self._pace = pace
         self._share = 1.0  # of that
-        self._beside_others = False  # whether what leaves now shares links with others that leave at once
+        self._last = self.since  # when something left
         self.socket = connection
 
     @classmethod
@@ -132,6 +130,8 @@ class Outgoing:
         """After the end of connecting: the number of the error, 0 for none."""
         problem = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._ready = not problem
+        if not problem:
+            settle(self.socket)
         return problem
 
     @property
@@ -147,10 +147,14 @@ class Outgoing:
         Raises OSError."""
         nbytes = data.nbytes
         head = _HEADER.pack(tag, nbytes, stamp)
+        before, self._last = self._last, time.monotonic()
+        usual = rouse(self.socket) if self._last - before > IDLE else None
         try:
             left = self.socket.send(head + data.tobytes()) if nbytes <= _JOINED else self.socket.sendmsg((head, data.data))
         except BlockingIOError:
             left = 0
+        if usual:
+            take(self.socket, usual)
         if left == len(head) + nbytes:
             return None
         return whole(tag, data, stamp)[left:]
@@ -178,10 +182,15 @@ class Outgoing:
                 self._stage(self._waiting.popleft())
             if not views:
                 return done, False
+            before, self._last = self._last, time.monotonic()
+            usual = rouse(self.socket) if self._last - before > IDLE else None
             try:
                 left = self.socket.sendmsg([view for view, _ in islice(views, _BATCH)])
             except BlockingIOError:
                 return done, True
+            finally:
+                if usual:
+                    take(self.socket, usual)
             self._staged -= left
             while views and left >= len(views[0][0]):
                 view, message = views.popleft()
@@ -194,7 +203,10 @@ class Outgoing:
 
     def _stage(self, message: Message) -> None:
         if self._pace and message.share:
-            self._take(message.share, message.share if message.nbytes >= _LONG else 1.0)
+            share = message.share if message.nbytes >= _LONG else 1.0
+            if share != self._share:
+                self._share = share
+                hold_back(self.socket, self._pace * share)
         head = memoryview(_HEADER.pack(message.tag, message.nbytes, 0))
         self._staged += len(head) + message.nbytes
         if message.nbytes:
@@ -202,15 +214,6 @@ class Outgoing:
             self._views.append((message.data.data, message))
         else:
             self._views.append((head, message))
-
-    def _take(self, share: float, held: float) -> None:
-        """What leaves next has ``share`` of the rate of the way, and is held back to ``held`` of it."""
-        if (share < 1) != self._beside_others:
-            self._beside_others = share < 1
-            _leave_pace_to_us(self.socket, share < 1)
-        if held != self._share:
-            self._share = held
-            _hold_back(self.socket, self._pace * held)
 
     def unsent(self) -> list[Message]:
         """The messages that have not left."""
@@ -235,28 +238,7 @@ def whole(tag: int, data: Array, stamp: int) -> memoryview:
 def _hurry(connection: socket.socket, pace: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if pace:
-        _hold_back(connection, pace)
-
-
-@cache
-def _looks_for_pace() -> bool:
-    """Whether connections are BBR's, unless they say otherwise."""
-    with suppress(OSError), socket.socket() as probe:  # not every kernel has a choice
-        return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
-    return False
-
-
-def _leave_pace_to_us(connection: socket.socket, ours: bool) -> None:
-    """BBR finds a pace of its own, by what came through so far: too little where many messages leave at once, each with a share of a link
-    that was another one before. Elsewhere it keeps queues short, which the others do not."""
-    if _looks_for_pace():
-        with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno" if ours else b"bbr")
-
-
-def _hold_back(connection: socket.socket, pace: float) -> None:
-    """Lets data leave at ``pace`` bytes/s at most."""
-    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _PACE.pack(min(round(pace), _FASTEST_PACE)))
+        hold_back(connection, pace)
 
 
 class Incoming:
@@ -293,6 +275,7 @@ class Incoming:
     def answer(self, pace: float) -> Outgoing:
         """What this rank sends on a connection for both ways that the peer has made; ``pace`` in bytes/s, 0 for no limit."""
         _hurry(self._socket, pace)
+        settle(self._socket)
         self.asks = False
         self.going = Outgoing(self.source, self.rail, self._socket, pace, b"")
         return self.going

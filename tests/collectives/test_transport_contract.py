@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,20 +270,56 @@ def test_tcp_pace_is_that_of_the_last_message_with_a_share(tcp_pair: tuple[socke
     assert seen == [0.25, 0.25, 1.0, 0.5, 0.5, 1.0]
 
 
-@pytest.mark.parametrize("pace", [0.0, 25e6])
-def test_tcp_messages_with_shares_do_without_bbr(tcp_pair: tuple[socket.socket, socket.socket], pace: float) -> None:
+CONTROL = socket.IPPROTO_TCP, socket.TCP_CONGESTION
+
+
+def test_tcp_connections_settle_without_bbr(tcp_pair: tuple[socket.socket, socket.socket]) -> None:
+    from topoccl.collectives.transports.congestion import settle, take
+
+    for control in (b"bbr", b"cubic", b"reno"):
+        take(tcp_pair[0], control)
+        there = tcp_pair[0].getsockopt(*CONTROL, 16).strip(b"\0") == control  # not every kernel has them all
+        settle(tcp_pair[0])
+        if there:
+            assert tcp_pair[0].getsockopt(*CONTROL, 16).strip(b"\0") == (b"reno" if control == b"bbr" else control)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_tcp_keeps_its_window_over_a_pause(tcp_pair: tuple[socket.socket, socket.socket], short: bool) -> None:
+    from topoccl.collectives.transports import congestion
     from topoccl.collectives.transports.base import Message
     from topoccl.collectives.transports.sockets import Outgoing
 
-    control = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
-    usual = tcp_pair[0].getsockopt(*control).strip(b"\0")
-    beside = b"reno" if pace and usual.startswith(b"bbr") else usual
+    if not congestion._may_rouse():
+        pytest.skip("there is no BBR, or it is not allowed")
+    near, far = tcp_pair
+    near.setblocking(False)
+    near.setsockopt(*CONTROL, b"reno")
+    far.settimeout(10.0)
+
+    def window() -> int:
+        return int.from_bytes(near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 84)[80:84], sys.byteorder)
+
     endpoint: Any = MemoryHub(2).transport(0)
-    link = Outgoing(1, 0, tcp_pair[0], pace, b"")
-    for share, expected in ((0.0, usual), (1.0, usual), (0.25, beside), (0.0, beside), (0.5, beside), (1.0, usual)):
-        link.queue(Message(endpoint, True, 1, 0, np.zeros(16, np.uint8), share=share))
-        link.push()
-        assert link.socket.getsockopt(*control).strip(b"\0") == expected
+    link = Outgoing(1, 0, near, 0.0, b"")
+
+    def send(nbytes: int) -> None:
+        link.queue(Message(endpoint, True, 1, 0, np.zeros(nbytes, np.uint8)))
+        left = nbytes + 24  # with its header
+        while left:
+            link.push()
+            left -= len(far.recv(1 << 20))
+
+    send(1 << 24)
+    before = window()
+    assert before > 10
+    time.sleep(3 * congestion.IDLE)
+    if short:
+        assert link.put(1, np.zeros(4, np.uint8), 1) is None
+    else:
+        send(1 << 10)
+    assert window() >= before
+    assert near.getsockopt(*CONTROL, 16).strip(b"\0") == b"reno"
 
 
 def test_tcp_refuses_strangers() -> None:
