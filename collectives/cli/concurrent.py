@@ -95,6 +95,7 @@ def _as_dict(groups: Sequence[Group], topology: Topology, profile: Profile, foun
     return {
         "topology": topology.name,
         "profile": profile.name,
+        "ranks_per_core": profile.machine,
         "groups": [
             {
                 "group": group.name,

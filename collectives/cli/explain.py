@@ -8,14 +8,14 @@ import os
 import sys
 from itertools import zip_longest
 
-from topoccl.algorithms.calibration import TRANSPORTS, default_profile
+from topoccl.algorithms.calibration import TRANSPORTS, Profile, default_profile
 from topoccl.algorithms.choice import Choice, format_choice, format_kinds, format_seconds, heading, ranked, summary
 from topoccl.algorithms.effort import TOO_LARGE
 from topoccl.algorithms.outlines import OUTLINES
 from topoccl.algorithms.registry import known_names
 from topoccl.algorithms.select import FALLBACKS, select
 from topoccl.algorithms.spec import COLLECTIVES, ROOTED, CollectiveSpec, canonical_collective
-from topoccl.algorithms.tuning import Tuning, load_tuning
+from topoccl.algorithms.tuning import Fitted, Tuning, load_tuning
 from topoccl.collectives.cli import Subparsers
 from topoccl.collectives.cli.concurrent import Call, concurrent_calls, show_concurrent
 from topoccl.collectives.config import Config
@@ -50,6 +50,11 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help=f"{', '.join(TRANSPORTS)}, or {IDEAL} for links alone; default: {IDEAL} for accelerators, else tcp between hosts, mpi on one",
     )
+    parser.add_argument(
+        "--cores",
+        metavar="N",
+        help="cores that all ranks share, all hosts being one machine, as in the virtual cluster (default: each rank has one of its own)",
+    )
     parser.add_argument("--algo", metavar="RULES", help="in place of TOPOCCL_ALGO")
     parser.add_argument("--tune-file", metavar="FILE", help="measured times, in place of TOPOCCL_TUNE_FILE")
     parser.add_argument("--fallback", metavar="MODE", help=f"in place of TOPOCCL_FALLBACK: {', '.join(FALLBACKS)}")
@@ -80,13 +85,9 @@ def run(args: argparse.Namespace) -> int:
     spec = _spec(collective, topology.num_ranks, args.root, args.uneven)
     known = load_tuning(config.tune_file) if config.tune_file else None
     name = IDEAL if args.transport == IDEAL else _transport(config, topology, known)
-    profile = default_profile(name) if config.shm or name == IDEAL else default_profile(name).without_shared_memory()
-    fitted, tuning = None, None
-    if known is not None:
-        fitted = known.constants(topology, name)
-        if fitted is not None:  # where as many ranks share a core as where it was measured
-            profile = fitted.apply(profile.on_hosts(fitted.crowd, attach=True, machine=fitted.machine))
-        tuning = _holding(known, fabric, topology, name)
+    fitted = None if known is None else known.constants(topology, name)
+    profile = _profile(config, topology, name, args.cores, fitted)
+    tuning = None if known is None else _holding(known, fabric, topology, name)
     rules = config.algo_rules(known_names())
     keep_forests()
     if args.mesh is not None and args.concurrent is None:
@@ -99,22 +100,63 @@ def run(args: argparse.Namespace) -> int:
             own = None if known is None else known.at(part, name)
             return select(call.spec, part, call.nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, tuning=own)
 
-        return show_concurrent(calls, chosen, topology, profile, args.json)
+        status = show_concurrent(calls, chosen, topology, profile, args.json)
+        if not args.json:
+            _show_cores(topology, profile, args.cores)
+        return status
     choice = select(spec, topology, nbytes, ITEMSIZES[args.dtype], rules, profile, config.fallback, exhaustive=True, tuning=tuning)
     if choice.warning:
         print(f"topoccl: warning: {choice.warning}", file=sys.stderr)
     if args.json:
-        print(json.dumps(choice.as_dict(), indent=2))
+        print(json.dumps(choice.as_dict() | {"ranks_per_core": profile.machine}, indent=2))
     elif sys.stdout.isatty():
         _show(choice)
     else:
         print(format_choice(choice))
+    if not args.json:
+        _show_cores(topology, profile, args.cores)
     too_large = [c.algorithm for c in choice.candidates if c.rejected is not None and c.rejected.startswith(TOO_LARGE)]
     if not args.json and any(label in OUTLINES for label in too_large):
         print(f"topoccl simulate {args.collective} estimates those that are too large")
     if not args.json and known is not None and fitted is not None:
         print(f"predicted with what {known.source} says of {name}: {fitted}")
     return 0
+
+
+def _profile(config: Config, topology: Topology, transport: str, cores: str | None, fitted: Fitted | None) -> Profile:
+    """What a program counts with where all ranks share so many ``cores``, else where as many share one as where ``fitted`` was measured,
+    else where each has its own.
+
+    Raises:
+        ConfigError: ``cores`` is no positive number, or nothing but links counts.
+    """
+    profile = default_profile(transport)
+    if cores is not None:
+        number = int(cores) if cores.isascii() and cores.isdigit() else 0
+        if number < 1:
+            raise ConfigError(f"--cores {cores}: expected a positive number of cores that all ranks share")
+        if transport == IDEAL:
+            raise ConfigError(f"--cores {cores}: {IDEAL} counts links alone, and no processors; name another --transport")
+        fullest = max(map(len, topology.ranks_by_host))
+        profile = profile.on_hosts(max(1.0, fullest / number), attach=True, machine=topology.num_ranks / number)
+    elif fitted is not None:
+        profile = profile.on_hosts(fitted.crowd, attach=True, machine=fitted.machine)
+    if not config.shm and transport != IDEAL:
+        profile = profile.without_shared_memory()
+    return profile if fitted is None else fitted.apply(profile)
+
+
+def _show_cores(topology: Topology, profile: Profile, cores: str | None) -> None:
+    """Says what was taken for granted of processors."""
+    if profile.name == IDEAL:
+        return
+    if cores is not None:
+        said = f"{topology.num_ranks} ranks share {cores} core{'s' if cores != '1' else ''}, all hosts being one machine"
+    elif profile.machine > 1:
+        said = f"{profile.machine:g} ranks share a core, as where it was measured"
+    else:
+        said = "each rank has a core of its own; --cores N says how many all share"
+    print(f"processors: {said}")
 
 
 def _holding(tuning: Tuning, fabric: Topology, group: Topology, transport: str) -> Tuning:

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from topoccl.algorithms.calibration import default_profile
 from topoccl.algorithms.registry import algorithms_for
+from topoccl.algorithms.select import Selector
+from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.tuning import Fitted, Measurement, Tuning, dump_tuning, fabric_digest
 from topoccl.algorithms.tuning.files import ENTRY
 from topoccl.collectives.cli import explain
 from topoccl.collectives.cli.main import main
+from topoccl.collectives.hosts import Neighbours, crowd_of_machines
+from topoccl.topology.discovery import HostFacts
 from topoccl.topology.generators import generate
+from topoccl.topology.load import load
+from topoccl.topology.units import parse_size
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +72,9 @@ def test_text_marks_the_choice_and_names_the_bound(run: Explain) -> None:
     lines = out.splitlines()
     assert lines[0].endswith(choice["reason"])
     assert [line.split()[1] for line in lines if line.startswith("*")] == [choice["choice"]]
-    assert lines[-1].startswith(f"{choice['bound_fraction']:.0%} of the bound")
+    assert lines[-2].startswith(f"{choice['bound_fraction']:.0%} of the bound")
+    assert lines[-1] == "processors: each rank has a core of its own; --cores N says how many all share"
+    assert choice["ranks_per_core"] == 1
 
 
 def test_the_table_of_a_terminal(run: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +206,9 @@ def test_unequal_counts(run: Explain) -> None:
         (["all_reduce", "1M", "--dtype", "float31"], "unknown dtype 'float31'; known: int8"),
         (["all_reduce", "1M", "--root", "1"], "all_reduce: root is 1; it has none"),
         (["broadcast", "1M", "--root", "8"], "root 8 is not a rank of a group of 8"),
+        (["all_reduce", "1M", "--cores", "0"], "--cores 0: expected a positive number of cores that all ranks share"),
+        (["all_reduce", "1M", "--cores", "two"], "--cores two: expected a positive number of cores that all ranks share"),
+        (["all_reduce", "1M", "--cores", "2", "--transport", "ideal"], "--cores 2: ideal counts links alone, and no processors"),
         (["all_reduce", "1M", "--uneven"], "only all_to_all can have unequal counts, not all_reduce"),
     ],
 )
@@ -207,6 +219,36 @@ def test_bad_input_is_one_line(run: Explain, argv: list[str], message: str) -> N
     assert err.startswith("topoccl: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["cluster-2x4", "uneven-3-2-1", "ring-5", "line-4"])
+@pytest.mark.parametrize("size", ["64K", "1M"])
+def test_told_of_the_cores_it_names_what_programs_choose_there(run: Explain, name: str, size: str) -> None:
+    path = Path(__file__).parents[2] / "bench/fabrics" / f"{name}.yaml"
+    fabric = load(str(path))
+    cpus = frozenset({0, 1})
+    seen = [HostFacts(host, "boot", at, tuple(cpus), None, (), (), (), None, None) for at, host in enumerate(fabric.host_of_rank)]
+    neighbours = Neighbours(fabric.host_of_rank, None, {}, (cpus,) * fabric.num_ranks)
+    profile = default_profile("tcp").on_hosts(neighbours.crowd, attach=True, machine=crowd_of_machines(seen))
+    program = Selector(fabric, profile=profile)
+    for collective in ("all_reduce", "all_to_all", "broadcast"):
+        spec = CollectiveSpec(collective, fabric.num_ranks, 0 if collective == "broadcast" else None)
+        choice = program.choose(spec, parse_size(size), 4)
+        told = run.json(collective, size, "-t", str(path), "--cores", "2")
+        assert (told["choice"], told["segments"], told["seconds"]) == (choice.algorithm, choice.segments, choice.seconds)
+        assert told["ranks_per_core"] == fabric.num_ranks / 2
+
+
+def test_cores_that_ranks_share(run: Explain) -> None:
+    own, two, many = (run.json("all_reduce", "4K", "-t", "cluster:4x2", *more) for more in ((), ("--cores", "2"), ("--cores", "8")))
+    assert (own["ranks_per_core"], two["ranks_per_core"], many["ranks_per_core"]) == (1, 4, 1)
+    assert two["seconds"] > own["seconds"] == many["seconds"]
+    _, out, _ = run("all_reduce", "4K", "-t", "cluster:4x2", "--cores", "1")
+    assert out.splitlines()[-1] == "processors: 8 ranks share 1 core, all hosts being one machine"
+    _, out, _ = run("all_reduce", "4K", "-t", "cluster:4x2", "--cores", "2", "--concurrent", "0,1;2,3")
+    assert out.splitlines()[-1] == "processors: 8 ranks share 2 cores, all hosts being one machine"
+    _, out, _ = run("all_reduce", "4K", "-t", "cluster:4x2", "--transport", "ideal")
+    assert "processors" not in out
 
 
 def test_item_sizes_are_those_of_torch() -> None:
