@@ -22,11 +22,15 @@ TURN = 1e-6
 TURNS = 25e-6
 """and seconds that each of these others may use the core before a message is seen."""
 
+LOCAL_TURNS = 8e-6
+"""The same for a message inside a host that shares a machine with others, which are busy but part of the time."""
+
 STAMPED = 64 << 10
 """Bytes up to which calls may be stamped: messages of longer ones had better have receives."""
 
-COLD = 6e-6
-"""Seconds of its processor that a rank whose host shares a machine with others loses by each message inside its host, at either side."""
+COLD = 2e-6
+"""Seconds of its processor that a rank whose host shares a machine with others loses by each message inside its host, at either side,
+for each other rank on its core."""
 
 BUCKET = 32 << 10
 """Bytes that links pass at once between hosts of one machine: they are no wires, and what limits them is a bucket of tokens."""
@@ -39,7 +43,8 @@ class Medium:
     Attributes:
         send_overhead: seconds of the sender's processor per message.
         recv_overhead: seconds of the receiver's processor per message.
-        latency: seconds that a message takes besides what the links on its route say.
+        latency: seconds that a message takes besides what the links on its route say; between hosts that share a machine as often as there
+            are other ranks on a core, for so long it waits for a turn.
         call_overhead: seconds of each rank's processor per call, before and after all messages, where some go this way.
         stamped_overhead: seconds of the processor, of both sides, per message of short calls whose messages tell every rank that all others
             make the same call (:mod:`~topoccl.algorithms.hearing`), so that nothing else has to; 0 where messages cannot.
@@ -146,19 +151,22 @@ class Profile:
 
         ``machine`` is the same for hosts that share a machine.
         """
-        shared = machine > crowd  # then what ranks take from each other is simulated
+        shared = machine > crowd  # then what ranks take from each other is simulated, but not how long they wait for a turn
+        others = machine - 1
         busy = 1.0 if shared else crowd
         local = replace(
             self.local,
-            send_overhead=self.local.send_overhead * busy + (COLD if shared else 0.0),
-            recv_overhead=self.local.recv_overhead * busy + (COLD if shared else TURN * (crowd - 1)),
-            latency=self.local.latency + TURNS * (1 if shared else crowd - 1),
+            send_overhead=self.local.send_overhead * busy + (COLD * others if shared else 0.0),
+            recv_overhead=self.local.recv_overhead * busy + (COLD * others if shared else TURN * (crowd - 1)),
+            latency=self.local.latency + (LOCAL_TURNS * others if shared else TURNS * (crowd - 1)),
             piece=round(self.local.piece * crowd),
             pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        network = replace(self.network, burst=float(BUCKET)) if shared else self.network
+        network = self.network
+        if shared:
+            network = replace(network, burst=float(BUCKET), latency=network.latency * max(1.0, others))
         return replace(self, local=local, network=network, crowd=crowd, machine=max(crowd, machine))
 
     def on_small_pages(self) -> Profile:
@@ -192,12 +200,12 @@ _PROFILES = {
         "tcp",
         local=_SHARED_MEMORY,
         network=Medium(
-            send_overhead=37e-6,
-            recv_overhead=37e-6,
-            latency=30e-6,
+            send_overhead=30e-6,
+            recv_overhead=30e-6,
+            latency=12e-6,
             call_overhead=200e-6,
-            stamped_overhead=10.5e-6,
-            stamped_call=55e-6,
+            stamped_overhead=12.5e-6,
+            stamped_call=44e-6,
             stamped_rate=550e6,
             efficiency=0.95,
         ),

@@ -61,6 +61,7 @@ class Lowering:
         held: of each flow, whether its step lasts until it has left. What is handed over to the kernel does not hold ranks that run their
             steps in one order.
         burst: bytes on the wire that a link passes at once after a pause; ``burst_links`` of each class are those that do.
+        one_order: whether ranks run their steps in one order.
     """
 
     schedule: Schedule
@@ -87,6 +88,7 @@ class Lowering:
     fixed: float = 0.0
     burst: float = 0.0
     burst_links: tuple[tuple[int, ...], ...] = ()
+    one_order: bool = False
 
     @cached_property
     def solo(self) -> Floats:
@@ -257,6 +259,7 @@ def lower(
         fixed=fixed,
         burst=profile.network.burst,
         burst_links=_burst_links(paths, media, topology, of_route, len(table.classes)),
+        one_order=one_order,
     )
 
 

@@ -33,6 +33,10 @@ SEARCH_STEPS = 600
 """The same while the number of segments is searched for."""
 SEGMENT_GAIN = 0.01
 """More segments must be better by this share; predictions are not exact to less, and processors may be busier than they know."""
+NORM = 8
+"""Where links pass bytes at once after a pause, calls in a row that need as long as a link find it less rested than is simulated; how much,
+nobody knows. Stamped calls are predicted, and numbers of segments compared, by this norm of what the steps take and what the busiest link
+needs, not by the larger of both."""
 SEARCH_LIMIT = 1500
 """For schedules with more messages than this the number of segments is chosen level by level."""
 
@@ -104,7 +108,19 @@ class _View:
     def seconds(self, part: Floats, segments: int, steps: int) -> float:
         """Of one of many calls in a row: besides its steps there is what it takes in any case; and what links passed at once in one call
         they must have made up for before the next."""
-        return max(self._steps(part, segments, steps) + self.low.fixed, self.wavefront.busiest(part, segments))
+        both = self.both(part, segments, steps)
+        return self.joined(both) if self.low.one_order else max(both)
+
+    def joined(self, both: tuple[float, float]) -> float:
+        """One number of both: not less than the larger one, and more where they are close and links pass bytes at once."""
+        largest = max(both)
+        if self.low.burst == 0 or largest == 0:
+            return largest
+        return float(largest * sum((part / largest) ** NORM for part in both) ** (1 / NORM))
+
+    def both(self, part: Floats, segments: int, steps: int) -> tuple[float, float]:
+        """Seconds of a call that finds all links rested, and seconds for which it keeps the busiest resource busy."""
+        return self._steps(part, segments, steps) + self.low.fixed, self.wavefront.busiest(part, segments)
 
     def _steps(self, part: Floats, segments: int, steps: int) -> float:
         """All segments if that is cheap, else T(S) = T(k) + (S - k) (T(k) - T(k/2)) / (k/2): the cost does not grow with S.
@@ -267,17 +283,22 @@ class CostModel:
         whole = self._low.step_bytes(block)
         ladder = self.ladder(block)
         found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
 
         def best() -> int:
             return min(found, key=lambda segments: (found[segments], segments))
 
+        def judge(segments: int, steps: int) -> None:
+            view = self._view(block, segments)
+            both = view.both(whole / segments, segments, steps)
+            found[segments] = view.joined(both)
+            seconds[segments] = found[segments] if view.low.one_order else max(both)
+
         def look(steps: Sequence[int]) -> None:
             for segments in steps:
-                part = whole / segments
-                view = self._view(block, segments)
-                if segments in found or (found and view.wavefront.floor(part, segments) * (1 + SEGMENT_GAIN) >= found[best()]):
-                    continue
-                found[segments] = view.seconds(part, segments, SEARCH_STEPS)
+                floor = self._view(block, segments).wavefront.floor(whole / segments, segments)
+                if segments not in found and not (found and floor * (1 + SEGMENT_GAIN) >= found[best()]):
+                    judge(segments, SEARCH_STEPS)
 
         if len(self._low.messages) <= SEARCH_LIMIT:
             look(ladder[::4])
@@ -286,13 +307,16 @@ class CostModel:
                 look([ladder[other] for other in (at - stride, at + stride) if 0 <= other < len(ladder)])
         else:
             look([ladder[0], min(ladder, key=lambda s: (self._wavefront.seconds(whole / s, s), s))])
-        if found[best()] > hopeless:
-            return self._prediction(whole, best(), found[best()])
+        if seconds[best()] > hopeless:
+            return self._prediction(whole, best(), seconds[best()])
         chosen = sorted(found, key=lambda s: (found[s], s))[:2]
-        fewest = min(segments for segments, seconds in found.items() if seconds <= found[chosen[0]] * (1 + SEGMENT_GAIN))
-        finals = [self.predict(block, segments) for segments in dict.fromkeys((*chosen, fewest))]
-        fastest = min(p.seconds for p in finals)
-        return min((p for p in finals if p.seconds <= fastest * (1 + SEGMENT_GAIN)), key=lambda p: p.segments)
+        fewest = min(segments for segments, judged in found.items() if judged <= found[chosen[0]] * (1 + SEGMENT_GAIN))
+        finals = tuple(dict.fromkeys((*chosen, fewest)))
+        for segments in finals:
+            judge(segments, SIMULATED_STEPS)
+        least = min(found[segments] for segments in finals)
+        taken = min(segments for segments in finals if found[segments] <= least * (1 + SEGMENT_GAIN))
+        return self._prediction(whole, taken, seconds[taken])
 
     @cached_property
     def _partners(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from topoccl.algorithms.calibration import COLD, PULL_FROM, TURNS, Medium, Profile, default_profile
+from topoccl.algorithms.calibration import COLD, LOCAL_TURNS, PULL_FROM, Medium, Profile, default_profile
 from topoccl.algorithms.cost import CostModel, block_bytes
 from topoccl.algorithms.registry import build_verified, by_name
 from topoccl.algorithms.schedule import Buf, ScheduleBuilder
@@ -109,8 +109,11 @@ def test_ranks_of_hosts_that_share_a_machine_share_its_cores() -> None:
     crowded = MPI.on_hosts(4, attach=False, machine=2)
     assert packed.network.send_overhead == alone.network.send_overhead
     for side in ("send_overhead", "recv_overhead"):
-        assert getattr(packed.local, side) == pytest.approx(getattr(alone.local, side) + COLD)
-    assert packed.local.latency == pytest.approx(alone.local.latency + TURNS)
+        assert getattr(packed.local, side) == pytest.approx(getattr(alone.local, side) + 3 * COLD)
+    assert packed.local.latency == pytest.approx(alone.local.latency + 3 * LOCAL_TURNS)
+    tcp = default_profile("tcp")
+    latency = [tcp.on_hosts(1, attach=False, machine=machine).network.latency for machine in (1, 1.5, 2, 4)]
+    assert latency == pytest.approx([tcp.network.latency * turns for turns in (1, 1, 1, 3)])
     assert (alone.machine, packed.machine, crowded.machine) == (1, 4, 4)
 
     def of_call(collective: str, name: str, profile: Profile) -> float:
@@ -150,6 +153,29 @@ def test_links_with_a_bucket_pass_short_messages_at_once() -> None:
         for segments in (1, 4, 64):
             assert model.floor(nbytes, segments) <= model.predict(nbytes, segments).seconds * (1 + 1e-9)
     assert default_profile("tcp").network.burst == 0 < default_profile("tcp").on_hosts(1, attach=True, machine=4).network.burst
+
+
+def test_where_the_link_decides_the_segments_with_more_time_to_spare_are_taken() -> None:
+    topology = generate("cluster:4x1,net=25MB/s")
+    spec = CollectiveSpec("broadcast", 4, 0)
+    schedule = build_verified(by_name("broadcast", "chain"), spec, topology, {})
+    model = CostModel(schedule, topology, Profile("test", network=Medium(send_overhead=1e-6, burst=float(32 << 10))))
+    block = float(47 << 10)
+    one, two = model.predict(block), model.predict(block, 2)
+    assert one.seconds == pytest.approx(two.seconds)  # what the link needs: the rest of the bucket hides what is passed on as a whole
+    assert model.choose_segments(block).segments > 1
+    assert model.choose_segments(block).seconds == pytest.approx(one.seconds)
+    # Short calls are predicted in between: close to the larger where one is small, a tenth more where both are equal.
+    for profile in (Medium(stamped_overhead=1e-6, burst=float(32 << 10)), Medium(stamped_overhead=1e-6)):
+        ring = build_verified(by_name("all_gather", "ring"), CollectiveSpec("all_gather", 4), topology, {"channels": 1})
+        short = CostModel(ring, topology, Profile("test", network=profile))
+        view = short._stamped
+        assert view is not None
+        assert view.joined((1.0, 0.1)) == pytest.approx(1.0)
+        assert view.joined((1.0, 1.0)) == pytest.approx(2 ** (1 / 8) if profile.burst else 1.0)
+        both = view.both(view.low.step_bytes(10_000.0), 1, 6000)
+        assert short.predict(10_000.0).seconds == view.joined(both) >= max(both)
+        assert short.floor(10_000.0, 1) <= short.predict(10_000.0).seconds
 
 
 def test_each_cable_of_a_host_has_a_bucket_of_its_own() -> None:
