@@ -21,8 +21,8 @@ _FASTEST_PACE = (1 << 32) - 2  # one more means no limit
 def settle(connection: socket.socket) -> None:
     """Takes Reno instead of BBR, for a connection that has just been made between hosts near each other.
 
-    BBR sends at the rate at which data came through before. Where calls follow each other, several ranks send to one host for a moment, each
-    at a part of its link's rate; BBR keeps to such a part for many round trips after, while the links lie idle.
+    BBR sends at the rate at which data came through before. Where calls follow each other, several ranks send to one host for a moment,
+    each at a part of its link's rate; BBR keeps to such a part for many round trips after, while links lie idle.
     """
     with suppress(OSError):  # not every kernel has a choice, nor tells
         if _control(connection) == b"bbr" and _RTT.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT.size))[0] < _NEAR:
@@ -30,7 +30,8 @@ def settle(connection: socket.socket) -> None:
 
 
 def rouse(connection: socket.socket) -> bytes | None:
-    """Before the first data after :data:`IDLE`: lets the window be what it was. If this returns a congestion control, it has to be taken back after them.
+    """Before the first data after :data:`IDLE`: lets the window be what it was. The congestion control that this returns, if any, has to be
+    taken back after them.
 
     Linux sets the window back to ten packets then (``net.ipv4.tcp_slow_start_after_idle``) and opens it in round trips as long as they were
     with full queues: a call of 4 MB took a quarter longer. It does not where BBR is in charge at that moment.

@@ -9,7 +9,6 @@ import socket
 import struct
 import time
 from collections import deque
-from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
