@@ -35,6 +35,10 @@ FALLBACKS = ("error", "print", "silent")
 EQUAL = 0.01
 """Predictions that are this close, relatively, count as equal: then fewer messages win, then the order of the registry."""
 
+CLEARLY = 0.05
+"""By so much, relatively, schedules that are costly to build have to be faster than the best of the others: they have many more pieces on
+the way, and their predictions are less sure."""
+
 HOPELESS = 1.25
 """Candidates that a rough look finds slower than the best by this factor are not looked at more closely."""
 
@@ -135,8 +139,9 @@ def select(
         more = _admit(waiting, spec, topology, profile, measured, rejected)
         costly = _predict(more, block, measured, off, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
         models |= more
-        if enough is None:
-            winner = _argmin(predictions | costly)
+        clearly = {label: p for label, p in costly.items() if p.seconds * (1 + CLEARLY) < predictions[winner].seconds}
+        if enough is None and clearly:
+            winner = _argmin(clearly)
     elif waiting:
         rejected |= {row.label: f"not built: {enough}" for row in waiting}
     predictions |= costly
@@ -154,6 +159,10 @@ def select(
     if enough is not None:
         as_fast = predictions[winner].seconds * (1 + EQUAL)
         rejected |= {label: f"programs do not build it: {enough}" for label, p in costly.items() if p.seconds <= as_fast}
+    elif costly and winner not in costly:
+        as_fast = predictions[winner].seconds * (1 + EQUAL)
+        why = f"less than {CLEARLY:.0%} faster than {winner}, with many more pieces on the way"
+        rejected |= {label: why for label, p in costly.items() if p.seconds <= as_fast}
     if covered and winner in measured:
         rejected |= dict.fromkeys(models.keys() - measured.keys(), NOT_MEASURED)
     used = {label: tuning.source for label in models if label in measured}

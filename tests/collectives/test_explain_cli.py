@@ -239,6 +239,15 @@ def test_told_of_the_cores_it_names_what_programs_choose_there(run: Explain, nam
         assert told["ranks_per_core"] == fabric.num_ranks / 2
 
 
+def test_a_forest_has_to_be_clearly_faster(run: Explain) -> None:
+    mesh = str(Path(__file__).parents[2] / "bench" / "fabrics" / "mesh-2x3.yaml")
+    for size, clearly in (("1M", False), ("4M", True)):
+        _, out, _ = run("all_reduce", size, "-t", mesh, "--cores", "2")
+        forest = next(line for line in out.splitlines() if line.lstrip("* ").startswith("forest"))
+        assert forest.startswith("*") == clearly
+        assert ("less than 5% faster than ring[channels=2]" in forest) != clearly
+
+
 def test_cores_that_ranks_share(run: Explain) -> None:
     own, two, many = (run.json("all_reduce", "4K", "-t", "cluster:4x2", *more) for more in ((), ("--cores", "2"), ("--cores", "8")))
     assert (own["ranks_per_core"], two["ranks_per_core"], many["ranks_per_core"]) == (1, 4, 1)
