@@ -36,8 +36,8 @@ EQUAL = 0.01
 """Predictions that are this close, relatively, count as equal: then fewer messages win, then the order of the registry."""
 
 CLEARLY = 0.05
-"""By so much, relatively, schedules that are costly to build have to be faster than the best of the others: they have many more pieces on
-the way, and their predictions are less sure."""
+"""By so much, relatively, schedules that are costly to build have to be faster than the best of the others if they have more messages:
+their predictions are less sure."""
 
 HOPELESS = 1.25
 """Candidates that a rough look finds slower than the best by this factor are not looked at more closely."""
@@ -139,7 +139,9 @@ def select(
         more = _admit(waiting, spec, topology, profile, measured, rejected)
         costly = _predict(more, block, measured, off, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
         models |= more
-        clearly = {label: p for label, p in costly.items() if p.seconds * (1 + CLEARLY) < predictions[winner].seconds}
+        known = predictions[winner]
+        margins = {label: CLEARLY if p.messages > known.messages else EQUAL for label, p in costly.items()}
+        clearly = {label: p for label, p in costly.items() if p.seconds * (1 + margins[label]) < known.seconds}
         if enough is None and clearly:
             winner = _argmin(clearly)
     elif waiting:
@@ -160,13 +162,12 @@ def select(
         as_fast = predictions[winner].seconds * (1 + EQUAL)
         rejected |= {label: f"programs do not build it: {enough}" for label, p in costly.items() if p.seconds <= as_fast}
     elif costly and winner not in costly:
-        as_fast = predictions[winner].seconds * (1 + EQUAL)
-        why = f"less than {CLEARLY:.0%} faster than {winner}, with many more pieces on the way"
-        rejected |= {label: why for label, p in costly.items() if p.seconds <= as_fast}
+        why = f"less than {CLEARLY:.0%} faster than {winner}, with more messages"
+        rejected |= {label: why for label, p in costly.items() if p.seconds * (1 + EQUAL) < predictions[winner].seconds}
     if covered and winner in measured:
         rejected |= dict.fromkeys(models.keys() - measured.keys(), NOT_MEASURED)
     used = {label: tuning.source for label in models if label in measured}
-    reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used)
+    reason = _reason(winner, predictions, len(models), rules.forced(spec.collective, nbytes), used, rejected)
     if warning is not None:
         reason = f"{warning}; of the others, {reason}"
     if models[winner].schedule.ways:
@@ -398,9 +399,14 @@ def _times(slow: float, fast: float) -> str:
 
 
 def _reason(
-    winner: str, predictions: Mapping[str, Prediction], admitted: int, forced: tuple[str, ...] | None, measured: Mapping[str, str]
+    winner: str,
+    predictions: Mapping[str, Prediction],
+    admitted: int,
+    forced: tuple[str, ...] | None,
+    measured: Mapping[str, str],
+    rejected: Mapping[str, str],
 ) -> str:
-    """``measured`` says where the time of a candidate comes from, if it was not predicted."""
+    """``measured`` says where the time of a candidate comes from, if it was not predicted; ``rejected`` why others are not chosen."""
     allowed = f" that TOPOCCL_ALGO allows ({', '.join(forced)})" if forced else ""
     who = f"{winner}, as measured in {measured[winner]}," if winner in measured else winner
     if admitted == 1:
@@ -412,6 +418,8 @@ def _reason(
     if not others:
         return f"{text}; no other can come as low"
     seconds, runner_up = others[0]
+    if seconds * (1 + EQUAL) < best.seconds and runner_up in rejected:
+        return f"{who} is chosen of {admitted} candidates{allowed}{counted}; {runner_up} is predicted to be faster ({rejected[runner_up]})"
     if seconds > best.seconds * (1 + EQUAL):
         return f"{text}; next is {runner_up} with {_times(seconds, best.seconds)} its time"
     more = predictions[runner_up].messages

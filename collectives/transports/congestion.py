@@ -24,7 +24,7 @@ def settle(connection: socket.socket) -> None:
     BBR sends at the rate at which data came through before. Where calls follow each other, several ranks send to one host for a moment,
     each at a part of its link's rate; BBR keeps to such a part for many round trips after, while links lie idle.
     """
-    with suppress(OSError):  # not every kernel has a choice, nor tells
+    with suppress(OSError, struct.error):  # not every kernel has a choice, nor tells
         if _control(connection) == b"bbr" and _RTT.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT.size))[0] < _NEAR:
             take(connection, b"reno")
 
@@ -36,9 +36,11 @@ def rouse(connection: socket.socket) -> bytes | None:
     Linux sets the window back to ten packets then (``net.ipv4.tcp_slow_start_after_idle``) and opens it in round trips as long as they were
     with full queues: a call of 4 MB took a quarter longer. It does not where BBR is in charge at that moment.
     """
-    if not _may_rouse() or _INT.unpack(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_INT.size)))[0]:
-        return None  # or something is still on its way
+    if not _may_rouse():
+        return None
     with suppress(OSError):
+        if _INT.unpack(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_INT.size)))[0]:
+            return None  # something is still on its way
         usual = _control(connection)
         if usual != b"bbr":
             take(connection, b"bbr")
