@@ -139,9 +139,9 @@ def select(
         more = _admit(waiting, spec, topology, profile, measured, rejected)
         costly = _predict(more, block, measured, off, exhaustive, math.inf if exhaustive else predictions[winner].seconds)
         models |= more
-        known = predictions[winner]
-        margins = {label: CLEARLY if p.messages > known.messages else EQUAL for label, p in costly.items()}
-        clearly = {label: p for label, p in costly.items() if p.seconds * (1 + margins[label]) < known.seconds}
+        so_far = predictions[winner]
+        margins = {label: CLEARLY if p.messages > so_far.messages else EQUAL for label, p in costly.items()}
+        clearly = {label: p for label, p in costly.items() if p.seconds * (1 + margins[label]) < so_far.seconds}
         if enough is None and clearly:
             winner = _argmin(clearly)
     elif waiting:
