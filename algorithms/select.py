@@ -418,7 +418,7 @@ def _reason(
     if not others:
         return f"{text}; no other can come as low"
     seconds, runner_up = others[0]
-    if seconds * (1 + EQUAL) < best.seconds and runner_up in rejected:
+    if seconds * (1 + EQUAL) < best.seconds:
         return f"{who} is chosen of {admitted} candidates{allowed}{counted}; {runner_up} is predicted to be faster ({rejected[runner_up]})"
     if seconds > best.seconds * (1 + EQUAL):
         return f"{text}; next is {runner_up} with {_times(seconds, best.seconds)} its time"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from topoccl.collectives.executor.reach import address_of
+
 Call = Callable[[], Any]
 ELEMENT = 4  # bytes
 
@@ -38,7 +40,7 @@ def ones(count: int, dtype: Any = np.float32) -> Any:
     not lie alike in their cache lines: contenders would not be given the same."""
     itemsize = np.dtype(dtype).itemsize
     room = np.empty(count * itemsize + mmap.PAGESIZE, np.uint8)
-    start = -room.__array_interface__["data"][0] % mmap.PAGESIZE
+    start = -address_of(room) % mmap.PAGESIZE
     found = room[start : start + count * itemsize].view(dtype)
     found[...] = 1
     return found

@@ -11,15 +11,19 @@ import time
 from collections import deque
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from topoccl.collectives.transports.base import ANY_SOURCE
 from topoccl.collectives.transports.congestion import IDLE, hold_back, rouse, settle, take
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from topoccl.collectives.executor.dtypes import Array
     from topoccl.collectives.transports.base import Message
     from topoccl.collectives.transports.matching import Arrival, Matching
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("<QQQ")  # tag and bytes of a message, and its stamp, 0 for none
 _HELLO = struct.Struct("<8s16sII")  # magic, token, rank, rail: the first bytes on a connection
@@ -146,14 +150,10 @@ class Outgoing:
         Raises OSError."""
         nbytes = data.nbytes
         head = _HEADER.pack(tag, nbytes, stamp)
-        before, self._last = self._last, time.monotonic()
-        usual = rouse(self.socket) if self._last - before > IDLE else None
-        try:
-            left = self.socket.send(head + data.tobytes()) if nbytes <= _JOINED else self.socket.sendmsg((head, data.data))
-        except BlockingIOError:
-            left = 0
-        if usual:
-            take(self.socket, usual)
+        if nbytes <= _JOINED:
+            left = self._hand_over(self.socket.send, head + data.tobytes())
+        else:
+            left = self._hand_over(self.socket.sendmsg, (head, data.data))
         if left == len(head) + nbytes:
             return None
         return whole(tag, data, stamp)[left:]
@@ -181,15 +181,9 @@ class Outgoing:
                 self._stage(self._waiting.popleft())
             if not views:
                 return done, False
-            before, self._last = self._last, time.monotonic()
-            usual = rouse(self.socket) if self._last - before > IDLE else None
-            try:
-                left = self.socket.sendmsg([view for view, _ in islice(views, _BATCH)])
-            except BlockingIOError:
+            left = self._hand_over(self.socket.sendmsg, [view for view, _ in islice(views, _BATCH)])
+            if not left:
                 return done, True
-            finally:
-                if usual:
-                    take(self.socket, usual)
             self._staged -= left
             while views and left >= len(views[0][0]):
                 view, message = views.popleft()
@@ -199,6 +193,18 @@ class Outgoing:
             if left:
                 view, message = views[0]
                 views[0] = view[left:], message
+
+    def _hand_over(self, send: Callable[[T], int], data: T) -> int:
+        """How many bytes of ``data``, which is not empty, the kernel had room for. Raises OSError."""
+        before, self._last = self._last, time.monotonic()
+        usual = rouse(self.socket) if self._last - before > IDLE else None
+        try:
+            return send(data)
+        except BlockingIOError:
+            return 0
+        finally:
+            if usual:
+                take(self.socket, usual)
 
     def _stage(self, message: Message) -> None:
         if self._pace and message.share:
