@@ -335,20 +335,24 @@ class Control:
 
     def _heed_alarm(self, board: Board) -> None:
         for rank in board.others:
-            if board.done(rank) >= self.number:
-                continue  # it needs this call no more, and is not needed
             failure = board.failure(rank)
+            if (failure is None and not board.left(rank)) or self._is_past(board, rank):
+                continue
             if failure is not None:
                 raise self._say(failure.error(self._describe()), failure)
-            if board.left(rank):
-                text = f"{self._describe()} failed: rank {rank} has left the group{self._after(board, rank)}"
-                raise self._say(TransportError(text))
+            text = f"{self._describe()} failed: rank {rank} has left the group{self._after(board, rank)}"
+            raise self._say(TransportError(text))
 
     def _look_for_the_dead(self, board: Board) -> None:
         for rank in board.others:
-            if board.done(rank) < self.number and not board.alive(rank):
+            if board.done(rank) < self.number and not board.alive(rank) and not self._is_past(board, rank):
                 text = f"{self._describe()} failed: rank {rank} (process {board.pid(rank)}) has died{self._after(board, rank)}"
                 raise self._say(TransportError(text))
+
+    def _is_past(self, board: Board, rank: int) -> bool:
+        """Whether a rank needs this call no more, and is not needed. To be asked after what became of it: a rank that was found in
+        this call a moment before can have ended it and left."""
+        return board.done(rank) >= self.number
 
     def _say(self, error: TopocclError, cause: Failure | None = None) -> TopocclError:
         self._final, self._cause = error, cause
