@@ -6,6 +6,7 @@ targets, a receive is one peer operand with a dst, a receive-and-reduce has both
 targets, a reduction of k sources has k operands, and MSCCL's fused steps (rcs, rrs, rrcs) need nothing more.
 
 * Steps of a lane run in order; lanes of a rank run side by side; ``deps`` order steps of different lanes of one rank.
+* A step of no chunks (``count`` 0) sends or receives an empty message: it tells that its sender has come so far.
 * A message belongs to the stream (source, destination, channel of the lane) and streams are first-in, first-out. All sends of
   a stream are in one lane, and so are all its receives.
 * A step is complete when its dst is written and its operands may be overwritten.

@@ -174,7 +174,7 @@ def _foreign_lanes(root: Element, gpu: Element, spec: CollectiveSpec, rank: int,
                 raise element.error(f"of type {kind} needs a peer that its thread block has not (send {send}, recv {recv})")
             if in_place:
                 src, dst = (_home(spec, rank, chunks, place) for place in (src, dst))
-            count = element.number("cnt", 0, MAX_PLACES) or 1
+            count = element.number("cnt", 0, MAX_PLACES)
             steps.append(_Step(meaning(kind, send, recv, src, dst), count, _waits(element)))
         blocks.append(steps)
         lanes.append(_Lane(rank, channel, 0, steps))
@@ -250,7 +250,7 @@ def _our_lanes(gpu: Element, spec: CollectiveSpec, rank: int) -> list[_Lane]:
                     raise element.error("continues a step, but is the first of its lane")
             else:
                 means = meaning(kind, *peers[at], src, dst) if note is None else _unnote(element, note)
-                steps.append(_Step(means, element.number("cnt", 1, MAX_PLACES), pending + waits))
+                steps.append(_Step(means, element.number("cnt", 0, MAX_PLACES), pending + waits))
                 pending = []
             part_of[at, number] = steps[-1]
     for lane_parts in lanes.values():

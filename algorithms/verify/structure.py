@@ -126,8 +126,8 @@ def check_steps(schedule: Schedule) -> None:
     def first(bad: Bools) -> int:
         return int(bad.argmax()) if bad.any() else -1
 
-    if (i := first(s.count < 1)) >= 0:
-        refuse(i, f"moves {s.count[i]} chunks; expected at least 1")
+    if (i := first(s.count < 0)) >= 0:
+        refuse(i, f"moves {s.count[i]} chunks; expected 0 (an empty message) or more")
     owner = np.repeat(np.arange(n), np.diff(s.operand_ptr))
     if (o := first(s.operand_buf == Buf.NONE)) >= 0:
         refuse(owner[o], "an operand lies in no buffer")
@@ -159,6 +159,8 @@ def check_steps(schedule: Schedule) -> None:
     receives = np.bincount(owner[peer], minlength=n)
     if (i := first((operands > 0) & (receives == 0) & (dst == Buf.NONE) & (sends == 0))) >= 0:
         refuse(i, "has no effect: neither a destination nor a target")
+    if (i := first((operands > 0) & (receives == 0) & (sends == 0) & (s.count == 0))) >= 0:
+        refuse(i, "moves 0 chunks; only messages may be empty")
     if not s.spec.reduces and (i := first(operands > 1)) >= 0:
         refuse(i, f"reduces {operands[i]} operands, but {s.spec.collective} reduces nothing")
     waiter = np.repeat(np.arange(n), np.diff(s.dep_ptr))

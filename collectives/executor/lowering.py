@@ -199,8 +199,8 @@ class Lowering:
         at = range(int(schedule.operand_ptr[step]), int(schedule.operand_ptr[step + 1]))
         places = [(Buf(schedule.operand_buf[i]), int(schedule.operand_off[i])) for i in at]
         local = {i: self._local(buf, off, count, segment) for i, (buf, off) in enumerate(places) if buf is not Buf.PEER}
-        known = dst if dst is not None else next(iter(local.values()))
-        elems = sum(map(length, known))
+        known = dst if dst is not None else next(iter(local.values()), None)
+        elems = 0 if known is None else sum(map(length, known))  # None: an empty message that is only heard
         targets = schedule.targets[schedule.target_ptr[step] : schedule.target_ptr[step + 1]].tolist()
         remote = [t for t in targets if t not in self.wiring.local]
         guards: list[Mark] = []

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placements import cluster, host_traffic, messages, placements, round_robin, uneven_placements
 
-from topoccl.algorithms.builders import broadcast_scatter_allgather, broadcast_tree, gather_scatter, reduce_tree
+from topoccl.algorithms.builders import broadcast_scatter_allgather, broadcast_tree, gather_scatter, reduce_tree, rooted_dissemination
 from topoccl.algorithms.builders.rooted_trees import SHAPES, chain_tree, flat_tree, host_tree
+from topoccl.algorithms.hearing import everyone_hears
 from topoccl.algorithms.schedule import Buf, Schedule
 from topoccl.algorithms.spec import CollectiveSpec
 from topoccl.algorithms.verify import ScheduleError, verify
@@ -20,7 +21,7 @@ from topoccl.topology.graph import Topology
 
 CANDIDATES = [
     (collective, algorithm, params)
-    for module in (broadcast_tree, broadcast_scatter_allgather, reduce_tree, gather_scatter)
+    for module in (broadcast_tree, broadcast_scatter_allgather, reduce_tree, rooted_dissemination, gather_scatter)
     for algorithm in module.ALGORITHMS
     for collective in algorithm.collectives
     for params in algorithm.variants
@@ -40,11 +41,13 @@ def sum_at_root(schedule: Schedule) -> str:
             peers = [off for buf, off in step.operands if buf is Buf.PEER]
             if not done.issuperset(step.deps) or not all(wire.get((peer, step.rank)) for peer in peers):
                 continue
-            values = [wire[off, step.rank].pop(0) if buf is Buf.PEER else held[step.rank, buf, off] for buf, off in step.operands]
-            value = values[0]
+            values = [
+                wire[off, step.rank].pop(0) if buf is Buf.PEER else held.get((step.rank, buf, off), "?") for buf, off in step.operands
+            ]
+            value = values[0] if step.count else ""
             for other in values[1:]:
                 value = f"({value}+{other})"
-            if step.dst is not None:
+            if step.dst is not None and step.count:
                 held[step.rank, *step.dst] = value
             for target in step.targets:
                 wire.setdefault((step.rank, target), []).append(value)
@@ -94,7 +97,7 @@ def test_ranges_of_several_blocks_lie_in_scratch(collective, algorithm, params):
         for step in schedule.steps():
             for buf, off in [*step.operands, *([step.dst] if step.dst else [])]:
                 if buf in (Buf.INPUT, Buf.OUTPUT):
-                    assert off // schedule.chunks == (off + step.count - 1) // schedule.chunks
+                    assert off // schedule.chunks == (off + max(step.count, 1) - 1) // schedule.chunks
 
 
 @pytest.mark.parametrize("inter", SHAPES)
@@ -131,7 +134,7 @@ def test_chains_and_flat_trees():
     assert sorted(flat_tree(topology, 3).children[3]) == [0, 1, 2, 4, 5, 6]
 
 
-@pytest.mark.parametrize("name", ["binomial", "chain", "hierarchical", "scatter_allgather"])
+@pytest.mark.parametrize("name", ["binomial", "chain", "hierarchical", "dissemination", "scatter_allgather"])
 def test_broadcast_brings_every_byte_to_each_host_and_rank_once(name):
     topology = cluster([3, 4, 1, 2], [3, 0, 7, 9, 1, 4, 2, 8, 5, 6])
     host = topology.host_of_rank
@@ -141,7 +144,7 @@ def test_broadcast_brings_every_byte_to_each_host_and_rank_once(name):
             received: Counter[int] = Counter()
             for _, b, count in messages(schedule):
                 received[b] += count
-            assert received == dict.fromkeys(set(range(10)) - {root}, 1)
+            assert +received == dict.fromkeys(set(range(10)) - {root}, 1)
             leave, enter = host_traffic(schedule, topology)
             assert enter == {h: int(h != host[root]) for h in host}
             if name == "chain":
@@ -150,14 +153,14 @@ def test_broadcast_brings_every_byte_to_each_host_and_rank_once(name):
                 assert max(leave.values()) < 2
 
 
-@pytest.mark.parametrize("name", ["binomial", "chain", "hierarchical"])
+@pytest.mark.parametrize("name", ["binomial", "chain", "hierarchical", "dissemination"])
 def test_reduce_sends_the_sum_of_each_host_and_rank_once(name):
     topology = cluster([3, 4, 1, 2], [3, 0, 7, 9, 1, 4, 2, 8, 5, 6])
     host = topology.host_of_rank
     for _, algorithm, params in [c for c in CANDIDATES if c[0] == "reduce" and c[1].name == name]:
         for root in range(10):
             schedule = algorithm.build(CollectiveSpec("reduce", 10, root), topology, **params)
-            assert Counter(a for a, _, _ in messages(schedule)) == dict.fromkeys(set(range(10)) - {root}, 1)
+            assert Counter(a for a, _, count in messages(schedule) if count) == dict.fromkeys(set(range(10)) - {root}, 1)
             leave, _ = host_traffic(schedule, topology)
             assert leave == {h: int(h != host[root]) for h in host}
 
@@ -170,10 +173,28 @@ def test_reduce_sends_the_sum_of_each_host_and_rank_once(name):
         (reduce_tree.build_chain, [4], 1, "(1+(2+(3+0)))"),
         (reduce_tree.build_direct, [4], 2, "(((0+1)+2)+3)"),
         (reduce_tree.build_hierarchical, [3, 3, 2], 4, "((((3+4)+5)+(6+7))+((0+1)+2))"),
+        (rooted_dissemination.build_reduce, [3, 3, 2], 4, "((((3+4)+5)+(6+7))+((0+1)+2))"),
+        (rooted_dissemination.build_reduce, [1] * 8, 0, "(((0+1)+(2+3))+((4+5)+(6+7)))"),
     ],
 )
 def test_sums_are_made_in_the_documented_order(build, sizes, root, total):
     assert sum_at_root(build(CollectiveSpec("reduce", sum(sizes), root), cluster(sizes))) == total
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+@pytest.mark.parametrize("p", [2, 3, 5, 8, 13])
+def test_a_dissemination_tells_every_rank_of_all_in_the_fewest_rounds(collective, p):
+    build = rooted_dissemination.build_broadcast if collective == "broadcast" else rooted_dissemination.build_reduce
+    for topology in placements(p).values():
+        hosts = topology.ranks_by_host
+        rounds = (len(hosts) - 1).bit_length()
+        host = topology.host_of_rank
+        for root in range(p) if rounds else ():
+            schedule = build(CollectiveSpec(collective, p, root), topology)
+            assert everyone_hears(schedule, hosts)
+            between = [(host[a], host[b], count) for a, b, count in messages(schedule) if host[a] != host[b]]
+            assert Counter(a for a, _, _ in between) == Counter(b for _, b, _ in between) == dict.fromkeys(set(host), rounds)
+            assert sum(count for _, _, count in between) == len(hosts) - 1
 
 
 def test_sums_for_a_rank_of_the_same_host_need_no_scratch():
@@ -243,10 +264,10 @@ def test_refuses_what_it_cannot_build(build, words):
     ("collective", "sizes", "names"),
     [
         ("broadcast", [4], {"binomial", "chain", "direct", "scatter_allgather"}),
-        ("broadcast", [2, 2], {"binomial", "chain", "hierarchical", "scatter_allgather"}),
-        ("broadcast", [1, 1], {"binomial", "chain", "hierarchical"}),
+        ("broadcast", [2, 2], {"binomial", "chain", "hierarchical", "dissemination", "scatter_allgather"}),
+        ("broadcast", [1, 1], {"binomial", "chain", "hierarchical", "dissemination"}),
         ("reduce", [4], {"binomial", "chain", "direct"}),
-        ("reduce", [2, 2], {"binomial", "chain", "hierarchical"}),
+        ("reduce", [2, 2], {"binomial", "chain", "hierarchical", "dissemination"}),
         ("gather", [4], {"direct", "binomial"}),
         ("gather", [1, 1, 1], {"direct", "binomial"}),
         ("scatter", [3, 1], {"direct", "binomial", "hierarchical"}),

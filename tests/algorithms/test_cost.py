@@ -331,8 +331,9 @@ def test_bytes_agree_with_a_count_of_the_messages(shape: str) -> None:
         for step, nbytes in zip(schedule.steps(), sizes_of_steps(schedule, block), strict=True):
             for target in step.targets:
                 path = routes.path(step.rank, target, int(schedule.lane_rail[step.lane]))
-                links.update(dict.fromkeys(path, nbytes))
-                kinds.update(dict.fromkeys({topology.links[i].kind for i in path}, nbytes))
+                if nbytes:
+                    links.update(dict.fromkeys(path, nbytes))
+                    kinds.update(dict.fromkeys({topology.links[i].kind for i in path}, nbytes))
                 messages += 1
         prediction = CostModel(schedule, topology, routes=routes).predict(block, 2)
         assert prediction.bytes_by_link == pytest.approx(dict(links)), schedule.label

@@ -141,10 +141,8 @@ class Run:
         """Runs to the end; says what went wrong, or None."""
         lanes = [self.lane(i) for i in range(self.schedule.num_lanes)]
         pace = [self.rng.choice((0.03, 0.3, 1.0)) for _ in lanes]  # some lanes lag far behind
-        waits: dict[int, Wait | None] = {}
+        waits: dict[int, Wait | None] = dict.fromkeys(range(len(lanes)))
         try:
-            for i, lane in enumerate(lanes):
-                waits[i] = next(lane)
             while waits:
                 ready = [i for i, wait in waits.items() if wait is None or wait()]
                 if not ready:
@@ -300,6 +298,8 @@ def mutants(schedule: Schedule) -> Iterator[Mutant]:
                         if other not in (lane.rank, off):
                             yield changed("other source", True, lambda x, o=o, v=other, at=at: at(x).operands.__setitem__(o, (PEER, v)))
                     continue
+                if not part.count:
+                    continue  # where nothing lies is all the same
                 for delta in (-1, 1):
                     yield changed("operand moved", False, lambda x, o=o, v=(buf, off + delta), at=at: at(x).operands.__setitem__(o, v))
                 for other in (INPUT, OUTPUT, SCRATCH):
@@ -310,7 +310,7 @@ def mutants(schedule: Schedule) -> Iterator[Mutant]:
                     yield changed("operand twice", exact, lambda x, v=(buf, off), at=at: at(x).operands.append(v))
             if len(part.operands) > 1:
                 yield changed("operands reversed", False, lambda x, at=at: at(x).operands.reverse())
-            if part.dst is not None:
+            if part.dst is not None and part.count:
                 buf, off = part.dst
                 for value in ((buf, off - 1), (buf, off + 1), (OUTPUT if buf is SCRATCH else SCRATCH, off), (INPUT, off), None):
                     yield changed("other destination", False, lambda x, v=value, at=at: setattr(at(x), "dst", v))
@@ -367,6 +367,8 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "chain": lambda: built("chain", "broadcast", "cluster:2+2"),
     "binomial reduce": lambda: built("binomial", "reduce", "cluster:3+2"),
     "binomial scatter": lambda: built("binomial", "scatter", "cluster:3+2"),
+    "empty messages": lambda: built("dissemination", "broadcast", "cluster:2+2+1"),
+    "empty messages, reduce": lambda: built("dissemination", "reduce", "cluster:2+2+1"),
     "barrier": lambda: built("dissemination", "barrier", "cluster:2+1"),
 }
 MOST = 200  # mutants of one schedule; a random choice where there are more

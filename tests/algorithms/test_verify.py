@@ -237,7 +237,8 @@ def test_scratch_sizes_must_be_known_where_chunks_differ():
 
 COPY = ([(I, 0)], (O, 0), [])
 BAD_STEPS = {
-    "moves 0 chunks": ([(I, 0)], (O, 0), [1], 0),
+    "moves -1 chunks": ([(I, 0)], (O, 0), [1], -1),
+    "moves 0 chunks; only messages may be empty": ([(I, 0)], (O, 0), [], 0),
     "an operand lies in no buffer": ([(NONE, 0)], (O, 0), [1]),
     "rank 0's input has 1 places": ([(I, 1)], (O, 0), [1]),
     "rank 0's output has 2 places": ([(O, -1)], (O, 0), [1]),

@@ -40,10 +40,10 @@ def scheduled(schedule: Schedule, rank: int, elems: int, segments: int, itemsize
     found: dict[int, list[int]] = {}
     for step in schedule.steps():
         local = [(buf, off) for buf, off in step.operands if buf is not Buf.PEER]
-        buf, off = step.dst if step.dst is not None else local[0]
         for target in step.targets:
             if rank not in (step.rank, target):
                 continue
+            buf, off = step.dst if step.dst is not None else local[0]
             for segment in range(segments):
                 nbytes = sum(hi - lo for lo, hi in geometry.spans(step.rank, buf, off, step.count, segment)) * itemsize
                 peer, at = (target, 0) if rank == step.rank else (step.rank, 2)
