@@ -48,7 +48,7 @@ lint: $(STAMP)
 
 test-plain: $(STAMP)
 	@rm -f $(REPORTS)/plain.xml
-	python -m pytest -n 2 --junitxml=$(REPORTS)/plain.xml
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --junitxml=$(REPORTS)/plain.xml
 
 # Of these, rank 0 reports; another rank does when it fails. The first failure ends all ranks.
 test-mpi: $(STAMP)

@@ -251,7 +251,7 @@ def test_ctrl_c_alone_says_nothing() -> None:
 
 def test_reader_that_goes_away_ends_the_run_quietly() -> None:
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, "-b", "8", "-e", "1G", "-i", "8", "-n", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, SCRIPT, "-b", "8", "-e", "1M", "-i", "8", "-n", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).with_name("traffic_rank.py")
 FABRIC = REPOSITORY / "bench" / "fabrics" / "cluster-4x2.yaml"
 ALGORITHMS = {"ring", "tree", "hierarchical", "two_level"}
-ELEMS = 1 << 20  # of float32: 4 MiB for each rank and call
+ELEMS = 1 << 18  # of float32: 1 MiB for each rank and call
 HAVE_MPI = shutil.which("mpirun", path=Path(sys.executable).parent) is not None and find_spec("mpi4py") is not None
 TRANSPORTS = ["gloo", "mpi"] if HAVE_MPI else ["gloo"]
 LIMIT = 280  # seconds, until rank 0 says the next word

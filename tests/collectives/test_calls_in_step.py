@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from call_cases import CASES, floats, run_case
-from torch_ranks import all_well, run_ranks
+from torch_ranks import HERE, all_well, clean_environment, run_ranks
 
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.config import Config
@@ -22,27 +26,8 @@ from topoccl.collectives.logging import Level
 from topoccl.collectives.setup import connect
 from topoccl.collectives.transports.memory import MemoryHub
 
-DYING = """
-import os, signal, sys, time
-import numpy as np
-import topoccl
-rank = int(os.environ["RANK"])
-world = topoccl.init(timeout=60)
-world.all_reduce(np.ones(3))
-if rank == 1:
-    if sys.argv[1] == "in":
-        world._group._runner.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-begun = time.monotonic()
-try:
-    world.barrier()
-except topoccl.TransportError as error:
-    print(f"after {time.monotonic() - begun:.1f} s: {error}", flush=True)
-    os._exit(0 if time.monotonic() - begun < 20 else 2)
-os._exit(1)
-"""
-PROGRAM = str(Path(__file__).resolve().parent / "call_cases.py")
+PROGRAM = str(HERE / "call_cases.py")
+KILLED = list(itertools.product(["gloo", "tcp"], ["aaa", "aab", "abc"], ["before", "in"]))
 MpiRun = Callable[..., Any]
 
 
@@ -91,18 +76,32 @@ def test_over_mpi(hosts: str, mpirun: MpiRun) -> None:
     assert done.stdout.count("all well over mpi") == len(hosts)
 
 
-@pytest.mark.parametrize("hosts", ["aaa", "aab", "abc"])
-@pytest.mark.parametrize("when", ["before", "in"])
-@pytest.mark.parametrize("transport", ["gloo", "tcp"])
-def test_a_rank_that_is_killed(transport: str, hosts: str, when: str) -> None:
-    results = run_ranks(3, ["-c", DYING, when], hosts=hosts, env={"TOPOCCL_TRANSPORT": transport})
+@pytest.fixture(scope="module")
+def killed() -> dict[tuple[str, str, str], Any]:
+    """What became of each world of which a rank was killed."""
+    argv = [sys.executable, str(HERE / "killed_ranks.py"), json.dumps(KILLED)]
+    process = subprocess.Popen(argv, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+    assert process.returncode == 0, said.decode()
+    return dict(zip(KILLED, json.loads(said), strict=True))
+
+
+@pytest.mark.parametrize(("transport", "hosts", "when"), KILLED)
+def test_a_rank_that_is_killed(killed: dict[tuple[str, str, str], Any], transport: str, hosts: str, when: str) -> None:
+    found = killed[transport, hosts, when]
+    results = found["ranks"]
     assert [status for status, _ in results] == [0, -9, 0], results
-    assert not [name for name in os.listdir("/dev/shm") if "topoccl" in name]
+    assert not found["left"]
     for rank in (0, 2):
         assert "barrier() (call 2 of group world" in results[rank][1]
         assert "rank 1" in results[rank][1]
     if hosts == "aaa":
-        assert "has died in this call" if when == "in" else "has died after call 1, all_reduce(float64, 3, SUM)" in results[0][1]
+        how = "in this call" if when == "in" else "after call 1, all_reduce(float64, 3, SUM)"
+        assert f"has died {how}" in results[0][1]
 
 
 def test_calls_that_come_again_and_again_have_the_timeout_that_they_are_given() -> None:

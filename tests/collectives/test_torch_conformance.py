@@ -57,7 +57,7 @@ def run_suite(folder: Path, ranks: int, *options: str, env: dict[str, str] | Non
         _START,
         str(SUITE),
         "topoccl",
-        "topoccl",
+        "torch_suite_module",
         "-n",
         str(ranks),
         *small,
@@ -67,7 +67,8 @@ def run_suite(folder: Path, ranks: int, *options: str, env: dict[str, str] | Non
         "150",
         *options,
     ]
-    full = {**clean_environment(env), "TMPDIR": str(folder)}
+    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    full = {**clean_environment(env), "TMPDIR": str(folder), "PYTHONPATH": here}
     process = subprocess.Popen(
         command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
