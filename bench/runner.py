@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topoccl import __version__
-from topoccl.bench.suite import ending
+from topoccl.collectives.cli import ending
 
 if TYPE_CHECKING:
     from topoccl.bench.suite.backends import Backend
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 BUG = 1
 WRONG_RESULTS = 1
-BAD_USAGE = 2
 
 
 def main(operation: str | None = None, argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -60,18 +59,18 @@ def _main(operation: str | None, argv: list[str], prog: str) -> int:
     from topoccl.bench.suite.options import UsageError, parse_options
     from topoccl.collectives.bootstrap import launch_environment
     from topoccl.collectives.config import ConfigWarning, trace_requested
-    from topoccl.collectives.errors import ConfigError, TopocclError
+    from topoccl.collectives.errors import ConfigError, TopocclError, one_line
     from topoccl.topology.graph import TopologyError
 
     try:
         info = launch_environment(os.environ)
     except ConfigError as error:
-        ending.fail(BAD_USAGE, f"{prog}: error: {error}")
+        ending.fail(f"{prog}: error: {error}")
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if info.rank else sys.stdout):  # --help
             options = parse_options(argv, prog, info.size, OPERATIONS[operation] if operation else None)
     except UsageError as error:
-        ending.fail(BAD_USAGE, str(error), info.rank, info.size)
+        ending.fail(str(error), info.rank, info.size)
     with warnings.catch_warnings():
         if info.rank:
             warnings.simplefilter("ignore", ConfigWarning)
@@ -82,7 +81,7 @@ def _main(operation: str | None, argv: list[str], prog: str) -> int:
         except (TopocclError, TopologyError, MemoryError, OSError) as error:
             if isinstance(error, BrokenPipeError) or trace_requested(os.environ):
                 raise
-            ending.fail(BAD_USAGE, f"{prog}: error: {str(error) or 'out of memory'}", info.rank, info.size)
+            ending.fail(f"{prog}: error: {one_line(error)}", info.rank, info.size)
 
 
 def _run(options: Options, info: LaunchInfo, args: list[str]) -> int:

@@ -9,7 +9,8 @@ def one_line(error: BaseException) -> str:
     """What a command prints of an error: its message on one line; of a file that cannot be used its name and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    unsaid = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
+    return " ".join(str(error).split()) or unsaid
 
 
 class TopocclError(RuntimeError):

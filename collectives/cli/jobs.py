@@ -5,35 +5,31 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from topoccl.collectives.bootstrap import LaunchInfo
+from topoccl.collectives.cli.ending import fail
 from topoccl.collectives.errors import ConfigError
 from topoccl.topology.units import parse_time
-
-BAD_USAGE = 2
-_PATIENCE = 5.0  # seconds that rank 0 has for telling what all ranks know; mostly it ends them long before
 
 Report = Callable[[str, int, int], None]
 
 
 class Parser(argparse.ArgumentParser):
-    """Ranks other than 0 say nothing about what every rank notices."""
+    """Of what every rank notices only rank 0 speaks; what only another one notices is told by that one."""
 
-    speaks = True
+    job = LaunchInfo("single")
 
     def error(self, message: str) -> NoReturn:
-        if self.speaks:
-            super().error(message)
-        time.sleep(_PATIENCE)  # or the launcher ends rank 0 before it has spoken
-        raise SystemExit(BAD_USAGE)
+        if self.job.rank:
+            fail(f"{self.format_usage()}{self.prog}: error: {message}", self.job.rank, self.job.size)
+        super().error(message)
 
     def print_help(self, file: Any = None) -> None:
-        if self.speaks:
+        if not self.job.rank:
             super().print_help(file)
 
 
@@ -98,16 +94,3 @@ def progress(name: str) -> Iterator[Report]:
 
 def silence(step: str, done: int, total: int) -> None:
     pass
-
-
-def fail(error: Exception, info: LaunchInfo) -> NoReturn:
-    """Ends the job with one line. Most errors befall all ranks alike: then only rank 0 gets to tell.
-
-    Nothing is closed in order (MPI_Finalize, threads): that would wait for ranks that may be waiting for this one.
-    """
-    text = " ".join(str(error).split())
-    if info.rank:
-        time.sleep(_PATIENCE)
-        text = f"rank {info.rank} of {info.size}: {text}"
-    print(f"topoccl: error: {text}", file=sys.stderr, flush=True)
-    os._exit(BAD_USAGE)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from topoccl import __version__
+from topoccl.collectives.cli.ending import BAD_USAGE, INTERRUPTED, READER_GONE
 from topoccl.collectives.config import ConfigWarning, trace_requested
 from topoccl.collectives.errors import TopocclError, one_line
 
@@ -37,9 +38,6 @@ COMMANDS = (
     Command("env", "show the configuration and where each value comes from"),
 )
 
-SIGINT_STATUS = 130
-SIGPIPE_STATUS = 141
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, what the command returned, or 2 for bad input."""
@@ -54,14 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has gone (`| head`). Point stdout elsewhere, or the interpreter complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGPIPE_STATUS
+        return READER_GONE
     except KeyboardInterrupt:
-        return SIGINT_STATUS
+        return INTERRUPTED
     except (TopocclError, ValueError, OSError) as error:  # TopologyError is a ValueError
         if trace_requested(os.environ):
             raise
         print(f"topoccl: error: {one_line(error)}", file=sys.stderr)
-        return 2
+        return BAD_USAGE
 
 
 def _run(argv: list[str]) -> int:

@@ -8,11 +8,12 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
+from topoccl.collectives.bootstrap import LaunchInfo, exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
-from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
+from topoccl.collectives.cli.ending import fail
+from topoccl.collectives.cli.jobs import Parser, budget, obstacle, progress, silence, write_whole
 from topoccl.collectives.config import Config, trace_requested
-from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.errors import ConfigError, TopocclError, one_line
 from topoccl.collectives.network import for_measuring
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.probe.report import summary
@@ -32,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     info = launch_environment(os.environ)
-    options = _options(args.argv, speaks=info.rank == 0)
+    options = _options(args.argv, info)
     try:
         met, config = open_job(info, transport=options.transport)
         transport = for_measuring(met, config, config.logger(met.rank))
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     except (TopocclError, TopologyError, OSError) as error:
         if trace_requested(os.environ):
             raise
-        fail(error, info)
+        fail(f"topoccl: error: {one_line(error)}", info.rank, info.size)
     return 0
 
 
@@ -67,7 +68,7 @@ def _probe(transport: Transport, config: Config, options: argparse.Namespace) ->
     exchange_or_raise(transport, problem, config.timeout)
 
 
-def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
+def _options(argv: list[str], job: LaunchInfo) -> argparse.Namespace:
     parser = Parser(
         prog="topoccl probe",
         description="Measures the network between the ranks of this job (mpirun or torchrun, one rank or more on each host) and writes "
@@ -75,7 +76,7 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
         epilog="docs/probe.md says what is measured, and how the structure is inferred.",
         allow_abbrev=False,
     )
-    parser.speaks = speaks
+    parser.job = job
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="FILE", help="write there (YAML, or JSON if FILE ends in .json), not to standard output")
     add("--budget", type=budget, default="60s", metavar="TIME", help="time for all measurements, such as 60s or 5min (60s)")

@@ -14,12 +14,13 @@ from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import canonical_collective
 from topoccl.algorithms.tuning import TuningError, dump_tuning, load_tuning, merge
 from topoccl.algorithms.tuning.nccl import CsvError, asked_by, read_csv, write_csv
-from topoccl.collectives.bootstrap import exchange_or_raise, launch_environment
+from topoccl.collectives.bootstrap import LaunchInfo, exchange_or_raise, launch_environment
 from topoccl.collectives.cli import Subparsers
-from topoccl.collectives.cli.jobs import Parser, budget, fail, obstacle, progress, silence, write_whole
+from topoccl.collectives.cli.ending import fail
+from topoccl.collectives.cli.jobs import Parser, budget, obstacle, progress, silence, write_whole
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.config import trace_requested
-from topoccl.collectives.errors import ConfigError, TopocclError
+from topoccl.collectives.errors import ConfigError, TopocclError, one_line
 from topoccl.collectives.opening import open_job
 from topoccl.collectives.setup import connect
 from topoccl.collectives.tune.check import as_rows
@@ -40,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     info = launch_environment(os.environ)
-    options = _options(args.argv, speaks=info.rank == 0)
+    options = _options(args.argv, info)
     if options.merge:
         return _merge(options.merge, options.output)
     try:
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     except (TopocclError, TopologyError, TuningError, OSError) as error:
         if trace_requested(os.environ):
             raise
-        fail(error, info)
+        fail(f"topoccl: error: {one_line(error)}", info.rank, info.size)
     return 0
 
 
@@ -163,7 +164,7 @@ def _listed(left: Sequence[str]) -> str:
     return f"; without a counterpart: {'; '.join(left)}" if left else ""
 
 
-def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
+def _options(argv: list[str], job: LaunchInfo) -> argparse.Namespace:
     parser = Parser(
         prog="topoccl tune",
         description="Measures collectives among the ranks of this job (mpirun or torchrun) with all algorithms and numbers of segments "
@@ -172,7 +173,7 @@ def _options(argv: list[str], speaks: bool) -> argparse.Namespace:
         "Ctrl-C or an error, FILE is as it was.",
         allow_abbrev=False,
     )
-    parser.speaks = speaks
+    parser.job = job
     add = parser.add_argument
     add("collectives", nargs="?", type=_collectives, default=COLLECTIVES, help=f"separated by commas ({COLLECTIVES})")
     add("-b", "--minbytes", type=_size, default="4K", metavar="SIZE", help="smallest size, as nccl-tests counts it (4K)")

@@ -160,6 +160,8 @@ FAILING = """
 import os, sys, time
 from topoccl.bench.runner import main
 from topoccl.bench.suite.measure import Measurement
+from topoccl.collectives.cli import ending
+ending._PATIENCE = 0.5  # rank 0 has nothing to tell
 measure = Measurement._time
 def fail(self, *args):
     if self.rank == 1 and self._checks >= 2:

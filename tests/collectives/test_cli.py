@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import topoccl
-from topoccl.collectives.cli import main as cli
+from topoccl.collectives.cli.ending import INTERRUPTED, READER_GONE
 from topoccl.collectives.cli.main import COMMANDS, main
 from topoccl.collectives.config import ConfigWarning
 from topoccl.collectives.errors import CollectiveTimeout
@@ -67,7 +67,8 @@ def test_bad_command_line(argv: list[str], message: str, capsys: pytest.CaptureF
 def test_only_the_chosen_command_is_imported() -> None:
     code = "import sys; from topoccl.collectives.cli.main import main; main(['env']); print([m for m in sys.modules if '.cli.' in m])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.stdout.splitlines()[-1] == "['topoccl.collectives.cli.main', 'topoccl.collectives.cli.env']", result.stderr
+    expected = [f"topoccl.collectives.cli.{name}" for name in ("ending", "main", "env")]
+    assert result.stdout.splitlines()[-1] == str(expected), result.stderr
 
 
 def test_status_is_passed_on(command: Callable[[Callable[[], int]], None]) -> None:
@@ -83,7 +84,7 @@ def test_status_is_passed_on(command: Callable[[Callable[[], int]], None]) -> No
         (ValueError("bad size '3Q'"), 2, "topoccl: error: bad size '3Q'\n"),
         (FileNotFoundError(2, "No such file or directory", "a.yaml"), 2, "topoccl: error: a.yaml: No such file or directory\n"),
         (ValueError(), 2, "topoccl: error: ValueError\n"),
-        (KeyboardInterrupt(), cli.SIGINT_STATUS, ""),
+        (KeyboardInterrupt(), INTERRUPTED, ""),
     ],
 )
 def test_errors_are_one_line(
@@ -143,7 +144,7 @@ def test_reader_that_goes_away_ends_the_program_quietly() -> None:
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == ""
-    assert process.wait(timeout=60) == cli.SIGPIPE_STATUS
+    assert process.wait(timeout=60) == READER_GONE
 
 
 def test_env_shows_values_and_sources() -> None:
@@ -179,3 +180,14 @@ def test_bad_variable_is_told_on_every_rank(mpirun: Callable[..., subprocess.Com
     assert result.returncode != 0
     assert "topoccl: error: TOPOCCL_SHM='maybe': neither 0 nor 1; known values: 1, 0\n" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["probe", "tune", "bench"])
+def test_another_rank_speaks_when_rank_0_does_not(command: str) -> None:
+    code = "import sys; from topoccl.collectives.cli import ending, main; ending._PATIENCE = 0.1; sys.exit(main.main())"
+    env = {**os.environ, "RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    argv = [sys.executable, "-c", code, command, *(["all_reduce"] if command == "bench" else []), "--loud"]
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"rank 1 of 3: usage: topoccl {command}")
+    assert result.stderr.endswith(": error: unrecognized arguments: --loud\n")

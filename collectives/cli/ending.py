@@ -1,4 +1,4 @@
-"""How a rank speaks for all, and how one that fails ends all."""
+"""How commands and benchmarks that run in a job's ranks end: one rank speaks for all, and one that fails ends all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 import time
 from typing import NoReturn
 
+BAD_USAGE = 2
 INTERRUPTED = 130
 READER_GONE = 141
-PATIENCE = 5.0  # seconds that rank 0 has for telling what all ranks know; mostly it ends them long before
+_PATIENCE = 5.0  # seconds that rank 0 has for telling what all ranks know; mostly it ends them long before
 
 
 def end(status: int) -> NoReturn:
@@ -24,10 +25,10 @@ def end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def fail(status: int, message: str, rank: int = 0, ranks: int = 1) -> NoReturn:
+def fail(message: str, rank: int = 0, ranks: int = 1) -> NoReturn:
     """Tells ``message`` on stderr and ends the job. Often all ranks fail alike: then only rank 0 gets to tell."""
     if rank:
-        time.sleep(PATIENCE)
+        time.sleep(_PATIENCE)
         message = f"rank {rank} of {ranks}: {message}"
     print(message, file=sys.stderr, flush=True)
-    end(status)
+    end(BAD_USAGE)
