@@ -237,18 +237,25 @@ class Group:
         self.record.last = plan
 
     def straight(self, plan: Plan) -> tuple[Straight, Straight] | None:
-        """Functions that do all that :meth:`begin` and :meth:`run` do for a plan, where all ranks share memory and steps are few."""
-        control, runner, made = self._control, self._runner, []
-        if control is None or not control.hears_words:
+        """Functions that do all that :meth:`begin` and :meth:`run` do for a plan, where all ranks share memory or messages are stamped, and
+        steps are few."""
+        control, runner, made, what = self._control, self._runner, [], self.record.describe
+        if control is None or not (control.hears_words or plan.stamped):
             return None
         for parity in (0, 1):
             program = plan.program(parity)
-            if program.short is None:
-                return None
             source = Source()
             control.write_begin(source, plan.fingerprint, parity)
             source.add(f"base = number << {_CALL_BITS}")
-            add_steps(source, program.short, runner.flags, runner.waiting(program, self.record.describe))
+            if program.stamped is not None and program.stamped.short:
+                control.write_assemble(source, parity)
+                program.stamped.write(source, runner, control, what)
+            elif program.short is not None:
+                add_steps(source, program.short, program.whole, runner.flags, runner.waiting(program, what))
+                if plan.stamped:
+                    control.write_assemble(source, parity)
+            else:
+                return None
             control.write_end(source, parity)
             made.append(source.function("inp, out, number, limit"))
         return made[0], made[1]

@@ -13,7 +13,7 @@ from topoccl.collectives.hosts import crowd_of_machines
 from topoccl.collectives.logging import Logger, Subsystem
 from topoccl.collectives.transports.rendezvous import address_among
 from topoccl.collectives.transports.sockets import TOKEN_BYTES, Listener
-from topoccl.collectives.transports.tcp import Pace, tcp_transport, unpaced
+from topoccl.collectives.transports.tcp import NO_LOOKS, Looks, Pace, tcp_transport, unpaced
 from topoccl.topology.discovery import HostFacts, discover_host
 from topoccl.topology.graph import Topology
 from topoccl.topology.rails import RailTable
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Transport
 
 _PATIENCE = 30.0
-_SPINS = 300  # looks for a stamped message before a rank with a core of its own sleeps: waking it takes longer than most waits
+# What who waits for a stamped message does before it sleeps, since waking it takes longer than most waits: with a core of its own,
+# or beside other ranks, of which the one that has to send next may be waiting for this core.
+_ALONE, _BESIDE = Looks(300, yields=False), Looks(20, yields=True)
 
 
 def over_tcp(
@@ -41,7 +43,7 @@ def over_tcp(
     """
     if not takes_sockets(transport, config, facts, len(topology.ranks_by_host)):
         return transport
-    return _replaced(transport, config, logger, timeout, pace_of(transport.rank, topology, facts), spins_among(facts))
+    return _replaced(transport, config, logger, timeout, pace_of(transport.rank, topology, facts), looks_among(facts))
 
 
 def takes_sockets(transport: Transport, config: Config, facts: Sequence[HostFacts], hosts: int) -> bool:
@@ -51,12 +53,12 @@ def takes_sockets(transport: Transport, config: Config, facts: Sequence[HostFact
     return hosts > 1 and not (transport.name == "mpi" and rdma_of(facts) is not None)
 
 
-def _replaced(transport: Transport, config: Config, logger: Logger, timeout: float, pace: Pace, spins: int = 0) -> Transport:
+def _replaced(transport: Transport, config: Config, logger: Logger, timeout: float, pace: Pace, looks: Looks = NO_LOOKS) -> Transport:
     """Sockets in place of ``transport``, or that where ranks do not reach each other and nobody insists."""
     # Such ranks are to find out soon, where they can do without.
     patience = timeout if config.transport == "tcp" else min(timeout, _PATIENCE)
     try:
-        wide = open_tcp(transport, [address_among(transport, config.socket_ifname, timeout)], timeout, pace, patience, spins)
+        wide = open_tcp(transport, [address_among(transport, config.socket_ifname, timeout)], timeout, pace, patience, looks)
     except TopocclError as problem:
         if config.transport == "tcp":
             raise
@@ -66,9 +68,9 @@ def _replaced(transport: Transport, config: Config, logger: Logger, timeout: flo
     return wide
 
 
-def spins_among(facts: Sequence[HostFacts]) -> int:
-    """How often ranks with ``facts`` look before they sleep: not where any machine has more ranks than cores."""
-    return 0 if crowd_of_machines(facts) > 1 else _SPINS
+def looks_among(facts: Sequence[HostFacts]) -> Looks:
+    """What ranks with ``facts`` do before they sleep, which is the same on all."""
+    return _BESIDE if crowd_of_machines(facts) > 1 else _ALONE
 
 
 def rdma_of(facts: Sequence[HostFacts]) -> str | None:
@@ -111,7 +113,7 @@ def for_measuring(transport: Transport, config: Config, logger: Logger) -> Trans
 
 
 def open_tcp(
-    transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace, patience: float | None = None, spins: int = 0
+    transport: Transport, addresses: Sequence[str], timeout: float, pace: Pace, patience: float | None = None, looks: Looks = NO_LOOKS
 ) -> Transport:
     """Sockets among the ranks of ``transport``, which stays open; every rank calls this.
 
@@ -120,7 +122,7 @@ def open_tcp(
         timeout: seconds.
         pace: of what this rank sends.
         patience: seconds for the first words among all ranks, where these are not ``timeout``.
-        spins: as for :func:`tcp_transport`.
+        looks: as for :func:`tcp_transport`.
 
     Raises:
         ConfigError: this or another rank cannot listen at an address; on every rank.
@@ -136,7 +138,7 @@ def open_tcp(
             problem = ConfigError(f"cannot listen at {addresses[len(listeners)]}: {error.strerror or error}")
         mine = ([(listener.address, listener.port) for listener in listeners], secrets.token_bytes(TOKEN_BYTES))
         told = exchange_or_raise(transport, problem or mine, timeout)
-        wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace, spins)
+        wide = tcp_transport(transport.rank, listeners, [book for book, _ in told], told[0][1], timeout, pace, looks)
         try:
             exchange(wide, None, timeout if patience is None else patience)
         except TopocclError as error:

@@ -10,7 +10,7 @@ from topoccl.collectives.bootstrap import exchange, exchange_or_raise, share_sto
 from topoccl.collectives.config import Config, variable_of
 from topoccl.collectives.errors import ConfigError, TopocclError
 from topoccl.collectives.logging import Logger, Subsystem
-from topoccl.collectives.network import open_tcp, pace_of, rdma_of, spins_among, takes_sockets
+from topoccl.collectives.network import looks_among, open_tcp, pace_of, rdma_of, takes_sockets
 from topoccl.collectives.transports.rendezvous import address_among, source_address
 from topoccl.topology.discovery import HostFacts, NicFacts
 from topoccl.topology.discovery.assemble import nic_name
@@ -114,7 +114,7 @@ def _opened(
     if config.transport == "gloo":
         return _over_gloo(transport, own, config, timeout)
     pace = pace_of(transport.rank, topology, facts, RailTable(topology, _switches(rails)))
-    return open_tcp(transport, own, timeout, pace, spins=spins_among(facts))
+    return open_tcp(transport, own, timeout, pace, looks=looks_among(facts))
 
 
 def _switches(rails: Sequence[Rail]) -> tuple[frozenset[str], ...]:

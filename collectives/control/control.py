@@ -151,34 +151,57 @@ class Control:
         raise TransportError(f"{self._describe()} failed: a message of another call has come, though all ranks make this one")
 
     def write_begin(self, source: Source, call: Fingerprint, parity: int) -> None:
-        """What :meth:`begin` does for a call ``number`` like an earlier one, for ranks that all share memory, as lines of a function."""
-        board = self.board
-        assert board is not None
-        assert not self._several
-        text, where = board.mine[parity]
-        me, words, it = source.name(self), source.name(board.words), source.name(call)
-        value, count = source.name(where), source.name(where + 1)
+        """What :meth:`begin` does for a call ``number`` like an earlier one, which is stamped or whose ranks all share memory, as lines of
+        a function. They leave the variable ``value``."""
+        board, leaders = self.board, self._leaders
+        me, it = source.name(self), source.name(call)
+        if self._several:
+            source.add(f"{me}._before = {me}._call")
         source.add(
             f"{me}.number = number",
             f"{me}._limit = limit",
             f"{me}._call = {it}",
-            f"if {source.name(self._shown)}[{parity}] is not {it}:",
-            f"    {source.name(board.bytes)}[{source.name(text)}] = {source.name(call.data)}",
-            f"    {source.name(self._shown)}[{parity}] = {it}",
             f"{me}._decided = False",
-            f"{words}[{value}] = {me}._value = value = {source.name(call.value)} + number",
-            f"{words}[{count}] = number",
-            f"if {words}[{source.name(board.alarm)}]: {source.name(self.check)}()",
+            f"{me}._value = value = {source.name(call.value)} + number",
         )
+        if self._several:
+            source.add(f"{me}._begun = {source.name(time.monotonic)}()", f"{me}._stamped = True", f"{me}._asks = False")
+        if board is not None:
+            text, where = board.mine[parity]
+            words, value, count = source.name(board.words), source.name(where), source.name(where + 1)
+            source.add(
+                f"if {source.name(self._shown)}[{parity}] is not {it}:",
+                f"    {source.name(board.bytes)}[{source.name(text)}] = {source.name(call.data)}",
+                f"    {source.name(self._shown)}[{parity}] = {it}",
+                f"{words}[{value}] = value",
+                f"{words}[{count}] = number",
+                f"if {words}[{source.name(board.alarm)}]: {source.name(self.check)}()",
+            )
+        if leaders is not None:
+            source.add(f"{source.name(self.beside.clear)}()", f"{source.name(leaders.begin)}(number, {it})")
+
+    def write_assemble(self, source: Source, parity: int) -> None:
+        """What :meth:`assemble` does, behind what :meth:`write_begin` has written: leaves the variable ``stamp``."""
+        board = self.board
+        source.add(f"stamp = value | {source.name(_STAMPED)}")
+        if board is not None:
+            words = source.name(board.words)
+            for word in board.their_values[parity]:
+                source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._await_host)}({source.name(board)})")
 
     def write_end(self, source: Source, parity: int) -> None:
-        """What :meth:`end` does, likewise; behind what :meth:`write_begin` has written."""
+        """What :meth:`end` does, behind these, :meth:`write_assemble` included where the call is stamped."""
         board = self.board
-        assert board is not None
-        me, words = source.name(self), source.name(board.words)
-        for word in board.their_values[parity]:
-            source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_from_now)}()")
-        source.add(f"{words}[{source.name(board.my_done)}] = {me}.ended = number")
+        me = source.name(self)
+        if self._several:
+            source.add(f"{me}._decided = True")
+        elif board is not None:
+            words = source.name(board.words)
+            for word in board.their_values[parity]:
+                source.add(f"if {words}[{source.name(word)}] != value: {source.name(self._settle_from_now)}()")
+        if board is not None:
+            source.add(f"{source.name(board.words)}[{source.name(board.my_done)}] = number")
+        source.add(f"{me}.ended = number")
 
     def _settle_from_now(self) -> None:
         self._begun = time.monotonic()

@@ -13,7 +13,7 @@ from topoccl.collectives.executor.actions import Frame, Move, Ref, Remote, act_o
 from topoccl.collectives.executor.arena import LINES, Arena
 from topoccl.collectives.executor.dtypes import DType
 from topoccl.collectives.executor.geometry import Geometry
-from topoccl.collectives.executor.program import AHEAD, SHORT, Item, Mark, NetMessage, Program, Short, Shows, Step
+from topoccl.collectives.executor.program import AHEAD, SHORT, Item, Mark, NetMessage, Program, Shows, Step
 from topoccl.collectives.executor.reach import Reach
 from topoccl.collectives.executor.reduction import Fold
 from topoccl.collectives.executor.wiring import Layout, Wiring
@@ -347,8 +347,8 @@ class Lowering:
             shows = Shows(self.site.arena.shown(self.site.member[rank], self.parity), self.frame, drained)
         short = None
         if flat is not None and len(flat) <= SHORT and not self.scratch and shows is None:
-            short = Short([(item.guards, item.moves, item.signals) for item in ordered], self.whole)
-        return Program(items, flat, self.scratch, shows, self.waits_for, self.traffic, short)
+            short = ordered
+        return Program(items, flat, self.scratch, shows, self.waits_for, self.traffic, self.whole, short)
 
     def _networked(self, lanes: Sequence[int]) -> bool:
         """Whether this rank has messages to or from ranks whose memory it does not share."""

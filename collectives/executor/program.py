@@ -84,15 +84,6 @@ class Shows:
     drained: tuple[Mark, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Short:
-    """A program of few steps, as :mod:`~topoccl.collectives.executor.straight` makes a function of it: what each waits for, does and
-    announces, and the elements of the whole buffers."""
-
-    steps: list[tuple[tuple[Mark, ...], tuple[Move, ...], tuple[Mark, ...]]]
-    whole: Whole
-
-
 @dataclass(slots=True, eq=False)
 class Program:
     """One rank's lowered schedule.
@@ -105,7 +96,8 @@ class Program:
         shows: how peers read this rank's buffers; None when messages go through slots.
         waits_for: the rank that sets a counter, for messages about waits that take too long.
         traffic: messages through shared memory by peer, in one run.
-        short: what it does where that is little, in memory that is shared, and needs no scratch.
+        whole: elements of the whole buffers.
+        short: its items in order where they are few, in memory that is shared, and need no scratch.
         runs: how often it has been run since its traffic was last counted.
         stamped: how a short call with messages over the transport is run instead.
         flow: ``lanes`` as they are run side by side; made when they first are.
@@ -117,7 +109,8 @@ class Program:
     shows: Shows | None
     waits_for: dict[int, int]
     traffic: dict[int, PeerCounters]
-    short: Short | None = None
+    whole: Whole
+    short: list[Item] | None = None
     runs: int = 0
     stamped: Stamped | None = None
     flow: Flow | None = None

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import numpy as np
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
-from topoccl.collectives.executor.actions import Act, Bufs
-from topoccl.collectives.executor.program import Item, Mark, NetMessage, Program
+from topoccl.collectives.executor.actions import Act, Bufs, Local
+from topoccl.collectives.executor.program import SHORT, Item, Mark, NetMessage, Program
+from topoccl.collectives.executor.straight import add_guards, add_move, add_signals, place_of
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE
 from topoccl.collectives.transports.base import Inbox, PeerCounters, Put, Request, Transport
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.dtypes import DType
     from topoccl.collectives.executor.run import Runner
+    from topoccl.collectives.executor.straight import Source
 
+
+_LITTLE = 16 * 1024  # bytes of scratch that a function may keep
+_EMPTY = np.empty(0, np.uint8)
 
 _Take = tuple[Inbox, int, int, int, int, int, int]  # and its peer and rail; buffer, where from and where to in elements, bytes
 _Give = tuple[Put, int, int, int]  # and buffer, where from and where to
@@ -52,10 +57,19 @@ class Stamped:
 
     def __init__(self, program: Program, order: Sequence[int], transport: Transport, dtype: DType) -> None:
         self._transport = transport
+        self._dtype = dtype
         self._waits_for = program.waits_for
+        self._whole = program.whole
+        self._scratch = program.scratch
         self.traffic: dict[int, PeerCounters] = {}  # over the transport by peer, in one run
         item_of = {item.step: item for lane in program.lanes for item in lane}
-        self._steps: list[_Step] = [self._step(item_of[step], dtype) for step in order]
+        self._items = [item_of[step] for step in order]
+        self._steps: list[_Step] = [self._step(item, dtype) for item in self._items]
+
+    @property
+    def short(self) -> bool:
+        """Whether it is worth a function of its own (:meth:`write`)."""
+        return len(self._items) <= SHORT and self._scratch * self._dtype.itemsize <= _LITTLE
 
     def _step(self, item: Item, dtype: DType) -> _Step:
         size = dtype.itemsize
@@ -108,6 +122,50 @@ class Stamped:
                     left.append(rest)
         if left:
             self._let_leave(left, runner, end or time.monotonic() + timeout, timeout, what)
+
+    def write(self, source: Source, runner: Runner, calls: Calls, what: Callable[[], str]) -> None:
+        """What :meth:`run` does, as lines of a function: they use the arguments ``inp``, ``out`` and ``limit`` and the variables ``base``
+        and ``stamp``."""
+
+        def await_(inbox: Inbox, peer: int, rail: int, end: float, limit: float) -> None:
+            self._await(inbox, peer, rail, runner, end, limit, what)
+
+        def wait(word: int, value: int, left: list[Request], end: float, limit: float) -> list[Request]:
+            if left:
+                left = self._let_leave_until(word, value, left, runner, end or time.monotonic() + limit, limit, what)
+            runner.wait(word, value, limit, what, self._waits_for)
+            return left
+
+        def leave(left: list[Request], end: float, limit: float) -> None:
+            self._let_leave(left, runner, end or time.monotonic() + limit, limit, what)
+
+        waiting, awaiting, doubt, clock = (source.name(one) for one in (wait, await_, calls.doubt, time.monotonic))
+        source.names["scratch"] = np.empty(self._scratch, self._dtype.carrier)
+        source.add("left = []", "end = 0.0")
+        for item in self._items:
+            add_guards(source, item.guards, runner.flags, f"left = {waiting}({{}}, {{}}, left, end, limit)")
+            known: dict[Local, str] = {}
+            for m in item.receives:
+                inbox, ref = self._transport.inbox(m.peer, m.tag, m.rail), (m.buf, m.lo, m.hi)
+                source.add(f"if not {(box := source.name(inbox))}:")
+                source.add(f"    end = end or {clock}() + limit", f"    {awaiting}({box}, {m.peer}, {m.rail}, end, limit)")
+                source.add(f"found, data = {source.name(inbox.popleft)}()")
+                source.add(f"if found != stamp or len(data) != {(m.hi - m.lo) * self._dtype.itemsize}: {doubt}()")
+                if m.hi > m.lo:
+                    name = f"came{len(known)}"
+                    source.add(f"{name} = {source.name(np.frombuffer)}(data, {source.name(self._dtype.carrier)})")
+                    if not item.staged:
+                        source.add(f"{place_of(source, ref, self._whole)}[...] = {name}")
+                    known[ref] = name
+            for move in item.moves:
+                add_move(source, move, self._whole, known)
+            add_signals(source, item.signals, runner.flags)
+            for m in item.sends:
+                ref = (m.buf, m.lo, m.hi)
+                data = known.get(ref) or (place_of(source, ref, self._whole) if m.hi > m.lo else source.name(_EMPTY))
+                source.add(f"rest = {source.name(self._transport.outlet(m.peer, m.tag, m.rail))}({data}, stamp)")
+                source.add("if rest is not None: left.append(rest)")
+        source.add(f"if left: {source.name(leave)}(left, end, limit)")
 
     def _await(self, inbox: Inbox, peer: int, rail: int, runner: Runner, end: float, timeout: float, what: Callable[[], str]) -> None:
         while True:

@@ -7,16 +7,18 @@ same source, which is compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
-from topoccl.collectives.executor.actions import Copy, Folding, Local, Whole, length
+from topoccl.collectives.executor.actions import Copy, Folding, Local, Move, Whole, length
 from topoccl.collectives.executor.dtypes import Array
-from topoccl.collectives.executor.program import Mark, Short
+from topoccl.collectives.executor.program import Item, Mark
 
-_BUFFERS = ("inp", "out")
+_BUFFERS = ("inp", "out", "scratch")
+
+_NOTHING: Mapping[Local, str] = MappingProxyType({})
 
 # straight(input, output, number of the call, seconds that it may take)
 Straight = Callable[[Array, Array, int, float], None]
@@ -30,7 +32,7 @@ class Source:
         self.names: dict[str, Any] = {}
 
     def name(self, thing: Any) -> str:
-        """A new name for ``thing``."""
+        """A name for ``thing``."""
         name = f"x{len(self.names)}"
         self.names[name] = thing
         return name
@@ -50,41 +52,60 @@ def _compiled(text: str) -> CodeType:
     return compile(text, "<a short program of topoccl>", "exec")
 
 
-def add_steps(source: Source, short: Short, flags: memoryview, wait: Callable[[int, int, float], None]) -> None:
+def add_steps(
+    source: Source, items: Sequence[Item], whole: Whole, flags: memoryview, wait: Callable[[int, int, float], None]
+) -> None:  # fmt: skip
     """The lines of a program; they use the arguments ``inp``, ``out`` and ``limit`` and a variable ``base``.
 
     Args:
         source: where to.
-        short: the program.
+        items: of the program.
+        whole: elements of the whole buffers.
         flags: the counters.
         wait: ``wait(word, value, limit)`` returns when ``flags[word] >= value``.
     """
-    counters, waiting = source.name(flags), source.name(wait)
-
-    def value(mark: Mark) -> str:
-        return f"base + {mark[1]}"
-
-    for guards, moves, signals in short.steps:
-        for mark in guards:
-            word = source.name(mark[0])
-            source.add(f"if {counters}[{word}] < {value(mark)}: {waiting}({word}, {value(mark)}, limit)")
-        for move in moves:
-            source.add(*_lines(source, move, short.whole))
-        for mark in signals:
-            source.add(f"{counters}[{source.name(mark[0])}] = {value(mark)}")
+    waiting = source.name(wait)
+    for item in items:
+        add_guards(source, item.guards, flags, f"{waiting}({{}}, {{}}, limit)")
+        for move in item.moves:
+            add_move(source, move, whole)
+        add_signals(source, item.signals, flags)
 
 
-def _lines(source: Source, move: Any, whole: Whole) -> list[str]:
+def add_guards(source: Source, guards: Sequence[Mark], flags: memoryview, otherwise: str) -> None:
+    """Counters that must have come; ``otherwise`` says what is done while one has not, with places for its index and value."""
+    for word, count in guards:
+        at, value = source.name(word), f"base + {count}"
+        source.add(f"if {source.name(flags)}[{at}] < {value}: {otherwise.format(at, value)}")
+
+
+def add_signals(source: Source, signals: Sequence[Mark], flags: memoryview) -> None:
+    """Counters that are set."""
+    for word, count in signals:
+        source.add(f"{source.name(flags)}[{source.name(word)}] = base + {count}")
+
+
+def place_of(source: Source, ref: Local, whole: Whole) -> str:
+    """What a range of a buffer is called."""
+    buf, lo, hi = ref
+    return _BUFFERS[buf] if (lo, hi) == (0, whole[buf]) else f"{_BUFFERS[buf]}[{source.name(slice(lo, hi))}]"
+
+
+def add_move(source: Source, move: Move, whole: Whole, known: Mapping[Local, str] = _NOTHING) -> None:
+    """The lines of a move; ``known`` are ranges of which there are arrays that have names."""
+    source.add(*_lines(source, move, whole, known))
+
+
+def _lines(source: Source, move: Move, whole: Whole, known: Mapping[Local, str]) -> list[str]:
     def place(ref: Local | Array) -> str:
         if not isinstance(ref, tuple):
             return source.name(ref)
-        buf, lo, hi = ref
-        return _BUFFERS[buf] if (lo, hi) == (0, whole[buf]) else f"{_BUFFERS[buf]}[{source.name(slice(lo, hi))}]"
+        return known[ref] if ref in known else place_of(source, ref, whole)
 
     def element(ref: Local | Array) -> str:
         if not isinstance(ref, tuple):
             return f"{source.name(ref)}[0]"
-        return f"{_BUFFERS[ref[0]]}[{source.name(ref[1])}]"
+        return f"{known[ref]}[0]" if ref in known else f"{_BUFFERS[ref[0]]}[{source.name(ref[1])}]"
 
     if isinstance(move, Copy):
         single = length(move.dst) == 1  # then numbers cost half of what slices do

@@ -289,6 +289,8 @@ class Incoming:
         """Takes what has come, up to a fair share. Raises PeerLost."""
         self._take(matching)
         arrival = self._arrival
+        if arrival is None and self._wake == 1:
+            return
         wake = 1 if arrival is None else max(1, min(arrival.nbytes - arrival.at, _WAKE))  # never more than is sure to come
         if wake != self._wake:
             self._wake = wake
@@ -300,7 +302,7 @@ class Incoming:
     def _take(self, matching: Matching) -> None:
         taken = 0
         while taken < _BURST:
-            arrival, buffer = self._arrival, self._buffer[self._have :]
+            arrival, buffer = self._arrival, self._buffer[self._have :] if self._have else self._buffer
             straight = 0
             try:
                 if arrival is None or arrival.into is None:

@@ -26,7 +26,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from threading import Condition, Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,16 @@ def unpaced(peer: int, rail: int) -> float:
     return 0.0
 
 
+class Looks(NamedTuple):
+    """How often somebody looks for a message, a microsecond each, and whether others have the core in between."""
+
+    times: int
+    yields: bool
+
+
+NO_LOOKS = Looks(0, False)
+
+
 def tcp_transport(
     rank: int,
     listeners: Sequence[Listener],
@@ -60,7 +70,7 @@ def tcp_transport(
     token: bytes,
     timeout: float,
     pace: Pace = unpaced,
-    spins: int = 0,
+    looks: Looks = NO_LOOKS,
 ) -> Transport:
     """A transport over ``len(book)`` ranks.
 
@@ -71,9 +81,9 @@ def tcp_transport(
         token: a secret of this job, equal on all ranks.
         timeout: seconds that a connection may take to be made.
         pace: of what is sent.
-        spins: how often who waits for a stamped message looks for it, a microsecond each, before it sleeps.
+        looks: what who waits for a stamped message does before it sleeps.
     """
-    return Endpoint(TcpMedium(rank, listeners, book, token, timeout, pace, spins))
+    return Endpoint(TcpMedium(rank, listeners, book, token, timeout, pace, looks))
 
 
 class TcpMedium(Medium):
@@ -91,7 +101,7 @@ class TcpMedium(Medium):
         token: bytes,
         timeout: float,
         pace: Pace,
-        spins: int,
+        looks: Looks,
     ) -> None:
         self.rank = rank
         self.size = len(book)
@@ -102,7 +112,8 @@ class TcpMedium(Medium):
         self._token = token
         self._timeout = timeout
         self._pace = pace
-        self._spins = spins
+        self._looks = looks.times
+        self._yields = looks.yields
         self._lock = Lock()
         self._news = Condition(self._lock)
         self._sleepers = 0
@@ -234,7 +245,7 @@ class TcpMedium(Medium):
                     self._news.wait(left)
                     self._sleepers -= 1
             if drive:
-                self._drive(left, self._spins)
+                self._drive(left, self._looks)
                 if inbox:
                     return
             now = time.monotonic()
@@ -404,14 +415,17 @@ class TcpMedium(Medium):
             if left <= 0:
                 return
 
-    def _drive(self, left: float, spins: int = 0) -> None:
+    def _drive(self, left: float, looks: int = 0) -> None:
+        """Serves the connections on which something happens within ``left`` seconds; looks ``looks`` times before it sleeps."""
         events: list[tuple[int, int]] = []
         try:
-            poll = self._epoll.poll
-            for _ in range(spins):
+            poll, yields = self._epoll.poll, self._yields
+            for _ in range(looks):
                 events = poll(0)
                 if events:
                     break
+                if yields:
+                    os.sched_yield()
             else:
                 events = self._sleep(left)
         finally:
@@ -419,7 +433,11 @@ class TcpMedium(Medium):
                 self._driving = False
                 if not self._closed:
                     for number, what in events:
-                        self._serve(number, what)
+                        link = self._links.get(number)
+                        if what == select.EPOLLIN and isinstance(link, Incoming):
+                            self._pull(link)
+                        else:
+                            self._serve(number, what)
                     if self._connecting:
                         self._check_connecting()
                 if self._sleepers:
