@@ -25,7 +25,6 @@ from topoccl.collectives.logging import Level, Subsystem
 from topoccl.collectives.pending import Worker
 from topoccl.collectives.planner import Plan, Planner
 from topoccl.collectives.record import RECENT, Record
-from topoccl.collectives.repeats import Repeats
 
 if TYPE_CHECKING:
     from topoccl.algorithms.select import Selector
@@ -60,7 +59,7 @@ class Group:
         timeout: in seconds, of calls that are given none.
         worker: lets calls take turns.
         planner: makes the plans of calls; changed by :meth:`use`.
-        repeats: the kinds of calls that were made.
+        repeats: the kinds of calls that the planner knows.
         record: what was called.
         called: what the calls under way are made for, if that has a name.
         failure: after which the group cannot be used any more.
@@ -86,7 +85,7 @@ class Group:
             self._runner.calls = self._control
         self.planner = Planner(transport, selector, neighbours, self._announce, rails)
         self.worker = Worker(f"topoccl {name}")
-        self.repeats = Repeats()
+        self.repeats = self.planner.repeats
         self.called: Name | None = None
         self._begun = False  # the next call was begun already, by ask_root
         self._scratch: Array = np.empty(0, np.uint8)
@@ -102,8 +101,7 @@ class Group:
 
     def use(self, planner: Planner) -> None:
         """Takes ``planner`` for the calls from now on; on all ranks, between calls."""
-        self.planner = planner
-        self.repeats.clear()
+        self.planner, self.repeats = planner, planner.repeats
 
     # A call
 

@@ -24,6 +24,7 @@ from topoccl.collectives.executor.reach import on_huge_pages
 from topoccl.collectives.executor.reduction import Fold, accumulating_op, fold_kernel
 from topoccl.collectives.executor.stamped import Stamped
 from topoccl.collectives.executor.wiring import Wiring
+from topoccl.collectives.repeats import Repeats
 from topoccl.topology.rails import RailTable
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ class Planner:
         neighbours: who shares this rank's memory, and how.
         announce: told of each new choice.
         rails: the transport's, each by its switches; none where it has only one.
+
+    Attributes:
+        repeats: the kinds of calls that were made with plans of this one.
     """
 
     def __init__(
@@ -96,12 +100,13 @@ class Planner:
         self._wirings: dict[str, list[Wiring]] = {}
         self._kernels: dict[tuple[str, DType], Fold] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.repeats = Repeats()
 
     def with_selector(self, selector: Selector) -> Planner:
         """The planner of the same group that chooses by ``selector`` and remembers nothing yet."""
         other = copy(self)
         other.selector = selector
-        other._agreed, other._wirings, other._plans = {}, {}, OrderedDict()
+        other._agreed, other._wirings, other._plans, other.repeats = {}, {}, OrderedDict(), Repeats()
         return other
 
     def find(self, key: Hashable) -> Plan | None:

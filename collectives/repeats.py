@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from topoccl.collectives.planner import Plan
 
 _MOST = 1024  # kinds of calls that are remembered
-_OFTEN = 4
+OFTEN = 4
+"""Calls of a kind after which it gets a function of its own."""
 _IN_PLACE = -2  # stands for the size of an output that is the input
 _NONE = -1  # ... of a buffer that this rank does not have
 _NUMPY = np.ndarray
@@ -44,7 +45,7 @@ class Known:
         self.copies = copies
         self.absent: Array = np.empty(0, dtype.carrier)
         self.straight: tuple[Straight, Straight] | None = None
-        self.waits = _OFTEN
+        self.waits = OFTEN
         # Where the last tensors lay, and arrays that stood for them. These keep no tensor, and are looked at only where one lies again.
         self.inp = self.out = (0, self.absent)
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 
 Bytes = npt.NDArray[np.uint8]  # one-dimensional and contiguous
-Inbox = deque[tuple[int, bytes | memoryview]]  # what has come with a stamp: that, and the bytes
+Inbox = deque[tuple[int, bytearray | memoryview]]  # what has come with a stamp: that, and the bytes
 
 ANY_SOURCE = -1
 TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire

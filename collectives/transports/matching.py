@@ -69,8 +69,8 @@ class Matching:
 
     # Messages
 
-    def keep(self, source: int, rail: int, tag: int, stamp: int, data: bytes | memoryview) -> None:
-        """A message with a stamp has come."""
+    def keep(self, source: int, rail: int, tag: int, stamp: int, data: bytearray | memoryview) -> None:
+        """A message with a stamp has come; ``data`` is nobody else's."""
         self.inboxes[source, rail, tag].append((stamp, data))
 
     def forget_stamped(self, unwanted: Callable[[int], bool]) -> None:

@@ -353,7 +353,7 @@ class Incoming:
                 tag, nbytes, stamp = _HEADER.unpack_from(buffer, at)
                 at += _HEADER.size
                 if stamp and nbytes <= have - at:
-                    matching.keep(self.source, self.rail, tag, stamp, bytes(buffer[at : at + nbytes]))
+                    matching.keep(self.source, self.rail, tag, stamp, bytearray(buffer[at : at + nbytes]))
                     at += nbytes
                     continue
                 arrival = self._arrival = matching.starts(self.source, self.rail, tag, nbytes, stamp)

@@ -54,7 +54,9 @@ from topoccl.collectives.cli.main import main
 sys.exit(main(["tune", *sys.argv[1:]]))
 """
 
-WRONG = FAILS.replace("if self._comm.rank == 1 and len(calls) == 8:", "if self._comm.rank == 1 and len(calls) == 4:").replace(
+WRONG = FAILS.replace(
+    "if self._comm.rank == 1 and len(calls) == 8:", "if self._comm.rank == 1 and len(calls) == 5:"
+).replace(  # the second candidate's first call
     '        raise MemoryError("no memory left")\n', "        batch(self, number, count)\n        self._out[5] = 99\n        return 1.0\n"
 )
 
