@@ -146,27 +146,28 @@ class Profile:
         if self.min_segment < 1 or self.max_segments < 1:
             raise ValueError(f"min_segment {self.min_segment!r} and max_segments {self.max_segments!r}: expected positive numbers")
 
-    def on_hosts(self, crowd: float, *, attach: bool, machine: float = 1.0) -> Profile:
+    def on_hosts(self, crowd: float, *, attach: bool, machine: float = 1.0, shared: bool | None = None) -> Profile:
         """The same transport when ``crowd`` ranks of a host share a core, and ranks of a host can read each other's memory or not.
 
-        ``machine`` is the same for hosts that share a machine.
+        ``machine`` is the same for hosts that share a machine, and ``shared`` whether they do: as told by more ranks on a core of a machine
+        than of a host, or, however many cores there are, by those who know.
         """
-        shared = machine > crowd  # then what ranks take from each other is simulated, but not how long they wait for a turn
+        waits = machine > crowd  # then what ranks take from each other is simulated, but not how long they wait for a turn
         others = machine - 1
-        busy = 1.0 if shared else crowd
+        busy = 1.0 if waits else crowd
         local = replace(
             self.local,
-            send_overhead=self.local.send_overhead * busy + (COLD * others if shared else 0.0),
-            recv_overhead=self.local.recv_overhead * busy + (COLD * others if shared else TURN * (crowd - 1)),
-            latency=self.local.latency + (LOCAL_TURNS * others if shared else TURNS * (crowd - 1)),
+            send_overhead=self.local.send_overhead * busy + (COLD * others if waits else 0.0),
+            recv_overhead=self.local.recv_overhead * busy + (COLD * others if waits else TURN * (crowd - 1)),
+            latency=self.local.latency + (LOCAL_TURNS * others if waits else TURNS * (crowd - 1)),
             piece=round(self.local.piece * crowd),
             pull_bandwidth=self.local.pull_bandwidth if attach else 0.0,
             pull_small_pages=self.local.pull_small_pages if attach else 0.0,
             pull_overhead=self.local.pull_overhead * crowd,
         )
-        network = self.network
-        if shared:
-            network = replace(network, burst=float(BUCKET), latency=network.latency * max(1.0, others))
+        network = replace(self.network, latency=self.network.latency * max(1.0, others if waits else 1.0))
+        if shared or (shared is None and waits):
+            network = replace(network, burst=float(BUCKET))
         return replace(self, local=local, network=network, crowd=crowd, machine=max(crowd, machine))
 
     def on_small_pages(self) -> Profile:

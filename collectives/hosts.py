@@ -64,10 +64,20 @@ class Neighbours:
 
 def crowd_of_machines(facts: Sequence[HostFacts]) -> float:
     """How many ranks share a core of the fullest machine, whatever hosts they count as."""
-    machines: dict[str, list[HostFacts]] = {}
+    machines = [[facts[rank] for rank in ranks] for ranks in _by_machine(facts)]
+    return max(len(ranks) / max(1, len(set().union(*(seen.affinity for seen in ranks)))) for ranks in machines)
+
+
+def share_machines(facts: Sequence[HostFacts], hosts: Sequence[str]) -> bool:
+    """Whether any machine holds several of ``hosts``, of which each rank names its own."""
+    return any(len({hosts[rank] for rank in ranks}) > 1 for ranks in _by_machine(facts))
+
+
+def _by_machine(facts: Sequence[HostFacts]) -> list[list[int]]:
+    machines: dict[str, list[int]] = {}
     for rank, seen in enumerate(facts):
-        machines.setdefault(seen.boot_id or f"rank {rank}", []).append(seen)
-    return max(len(ranks) / max(1, len(set().union(*(seen.affinity for seen in ranks)))) for ranks in machines.values())
+        machines.setdefault(seen.boot_id or f"rank {rank}", []).append(rank)
+    return list(machines.values())
 
 
 def meet(

@@ -23,7 +23,7 @@ from topoccl.collectives.errors import CollectiveTimeout, ConfigError, Transport
 from topoccl.collectives.executor.arena import supported
 from topoccl.collectives.forests import keep_forests
 from topoccl.collectives.group import open_groups
-from topoccl.collectives.hosts import Neighbours, crowd_of_machines, meet, seat
+from topoccl.collectives.hosts import Neighbours, crowd_of_machines, meet, seat, share_machines
 from topoccl.collectives.logging import Subsystem
 from topoccl.collectives.network import over_tcp
 from topoccl.collectives.opening import open_job
@@ -87,7 +87,10 @@ def connect(transport: Transport, config: Config, name: str = "world", timeout: 
         transport = over_tcp(transport, topology, seen.facts, config, logger, limit)
     rules = config.algo_rules(known_names())
     profile = default_profile(transport.name).on_hosts(
-        neighbours.crowd, attach=neighbours.reach is not None, machine=crowd_of_machines(seen.facts)
+        neighbours.crowd,
+        attach=neighbours.reach is not None,
+        machine=crowd_of_machines(seen.facts),
+        shared=share_machines(seen.facts, neighbours.hosts),
     )
     tuning = seen.tuning
     if not seen.share:

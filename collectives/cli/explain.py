@@ -137,8 +137,9 @@ def _profile(config: Config, topology: Topology, transport: str, cores: str | No
             raise ConfigError(f"--cores {cores}: expected a positive number of cores that all ranks share")
         if transport == IDEAL:
             raise ConfigError(f"--cores {cores}: {IDEAL} counts links alone, and no processors; name another --transport")
-        fullest = max(map(len, topology.ranks_by_host))
-        profile = profile.on_hosts(max(1.0, fullest / number), attach=True, machine=topology.num_ranks / number)
+        hosts = topology.ranks_by_host
+        crowd, machine = (max(1.0, ranks / number) for ranks in (max(map(len, hosts)), topology.num_ranks))
+        profile = profile.on_hosts(crowd, attach=True, machine=machine, shared=len(hosts) > 1)
     elif fitted is not None:
         profile = profile.on_hosts(fitted.crowd, attach=True, machine=fitted.machine)
     if not config.shm and transport != IDEAL:

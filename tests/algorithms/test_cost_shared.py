@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from topoccl.algorithms.calibration import COLD, LOCAL_TURNS, PULL_FROM, Medium, Profile, default_profile
 from topoccl.algorithms.cost import CostModel, block_bytes
-from topoccl.algorithms.registry import build_verified, by_name
+from topoccl.algorithms.registry import ALGORITHMS, build_verified, by_name
 from topoccl.algorithms.schedule import Buf, ScheduleBuilder
 from topoccl.algorithms.select import Selector
 from topoccl.algorithms.spec import ROOTED, CollectiveSpec
 from topoccl.topology.files import loads
 from topoccl.topology.generators import generate
+from topoccl.topology.load import load
 
 M = 1 << 20
 MPI = default_profile("mpi")
@@ -134,6 +137,34 @@ def test_ranks_of_hosts_that_share_a_machine_share_its_cores() -> None:
     dear = replace(busy, network=replace(busy.network, call_overhead=1e-4))
     for name in ("recursive_doubling", "ring"):
         assert of_call("all_reduce", name, dear) == pytest.approx(of_call("all_reduce", name, busy) + 4e-4)
+
+
+@pytest.mark.parametrize("fabric", ["mesh-2x3", "ring-5", "uneven-3-2-1", "cluster-4x2"])
+def test_more_cores_are_not_predicted_to_be_slower(fabric: str) -> None:
+    """One schedule on hosts of one machine, from one core for all ranks to more than they are.
+
+    Links are the same whatever the cores. What remains is the order in which messages meet on them: it follows from when processors are
+    done, and is now and then worse when these are done sooner, as wherever what comes first is done first.
+    """
+    topology = load(Path(__file__).parents[2] / "bench" / "fabrics" / f"{fabric}.yaml")
+    ranks, hosts = topology.num_ranks, topology.ranks_by_host
+    tcp, fullest = default_profile("tcp"), max(map(len, hosts))
+    profiles = [
+        tcp.on_hosts(max(1.0, fullest / cores), attach=True, machine=max(1.0, ranks / cores), shared=True) for cores in range(1, ranks + 3)
+    ]
+    assert profiles[ranks - 1 :] == [profiles[-1]] * 3
+    for algorithm in ALGORITHMS:
+        for collective in algorithm.collectives:
+            spec = CollectiveSpec(collective, ranks, 0 if collective in ROOTED else None)
+            try:
+                schedule = build_verified(algorithm, spec, topology, dict(algorithm.variants[0]))
+            except ValueError:  # not on this fabric
+                continue
+            models = [CostModel(schedule, topology, profile) for profile in profiles]
+            for block, segments in ((1000.0, 1), (30_000.0, 1)):
+                taken = [model.predict(block, segments).seconds for model in models]
+                grown = [more / less for less, more in pairwise(taken)]
+                assert max(grown) < 1.01, f"{schedule.label} with blocks of {block:g} bytes: {taken}"
 
 
 def test_links_with_a_bucket_pass_short_messages_at_once() -> None:
