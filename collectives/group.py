@@ -18,6 +18,7 @@ from topoccl.collectives.errors import CollectiveTimeout, MismatchError, Topoccl
 from topoccl.collectives.executor.dtypes import Array, DType
 from topoccl.collectives.executor.pool import pool
 from topoccl.collectives.executor.program import Program
+from topoccl.collectives.executor.reach import Reader
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.straight import Source, Straight, add_steps
 from topoccl.collectives.executor.waiting import Waiter
@@ -25,6 +26,7 @@ from topoccl.collectives.logging import Level, Subsystem
 from topoccl.collectives.pending import Worker
 from topoccl.collectives.planner import Plan, Planner
 from topoccl.collectives.record import RECENT, Record
+from topoccl.collectives.transports.notes import exchange_notes
 
 if TYPE_CHECKING:
     from topoccl.algorithms.select import Selector
@@ -83,6 +85,8 @@ class Group:
             self._control = Control(transport, neighbours, self.record.describe)
             self._runner.watch, self._runner.beside = self._control.check, self._control.beside
             self._runner.calls = self._control
+        if neighbours.reach is not None:
+            exchange_notes(transport, {rank: Reader(pid) for rank, pid in neighbours.reach.pids.items()})
         self.planner = Planner(transport, selector, neighbours, self._announce, rails)
         self.worker = Worker(f"topoccl {name}")
         self.repeats = self.planner.repeats

@@ -10,14 +10,12 @@ import numpy as np
 from topoccl.collectives.calls import below, contiguous, landing, store
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
 from topoccl.collectives.executor.dtypes import Array, DType, dtype_of, flat, is_contiguous
-from topoccl.collectives.transports.base import TAG_BITS
+from topoccl.collectives.transports.base import USER_TAGS
 
 if TYPE_CHECKING:
     from topoccl.collectives.transports.base import Request, Transport
 
-_BASE = 1 << (TAG_BITS - 1)  # tags of users lie in the upper half
-USER_TAGS = _BASE - 2  # how many there are; the topmost tag is the bootstrap's
-ROLL_CALL_TAG = (1 << TAG_BITS) - 2
+ROLL_CALL_TAG = USER_TAGS.stop
 
 
 class Message:
@@ -56,12 +54,17 @@ class Message:
         Raises:
             CollectiveTimeout: it did not come in time.
             TransportError: it never will.
+
+        When the message's own timeout is over, its bytes are not read by others any more where this can be helped, and the message
+        has failed then.
         """
         limit = self._timeout if timeout is None else timeout
         end = time.monotonic() + limit
         while not self._request.done:
             left = end - time.monotonic()
             if left <= 0:
+                if timeout is None:
+                    self._transport.give_up(self._request)
                 raise CollectiveTimeout(f"{self._what} did not end within its timeout of {limit:g} s")
             self._transport.progress([self._request], min(left, 1.0))
         if self._request.error is not None:
@@ -75,9 +78,9 @@ class Message:
 
 
 def _tag(tag: int) -> int:
-    if not below(tag, USER_TAGS):
-        raise ConfigError(f"tag {tag!r} is out of range; known tags: 0 to {USER_TAGS - 1}")
-    return _BASE + tag
+    if not below(tag, len(USER_TAGS)):
+        raise ConfigError(f"tag {tag!r} is out of range; known tags: 0 to {len(USER_TAGS) - 1}")
+    return USER_TAGS.start + tag
 
 
 def _peer(transport: Transport, peer: int) -> int:

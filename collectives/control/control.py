@@ -24,6 +24,7 @@ from topoccl.collectives.control.failure import Failure, absence_text, mismatch_
 from topoccl.collectives.control.leaders import Attendance, HeardFailure, Leaders
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
 from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE, Waiter
+from topoccl.collectives.transports.base import CHECK_SECONDS
 
 if TYPE_CHECKING:
     from topoccl.collectives.control.fingerprint import Fingerprint
@@ -66,7 +67,7 @@ class Control:
         self._shown: list[Fingerprint | None] = [None, None]  # whose texts lie on the board
         self._before: Fingerprint | None = None
         self._value = 0
-        self._limit = self._begun = self._look = 0.0
+        self._limit = self._begun = self._look = self._serve = 0.0
         self._decided = True
         self._stamped = False  # the present call's messages decide
         self._asks = False  # its leaders tell each other nevertheless
@@ -299,15 +300,17 @@ class Control:
                 self._heed_alarm(board)
             if not self._several and board.differs(self.number, self._value):
                 self._raise_mismatch(board)
-        if leaders is not None:
+        now = time.monotonic()
+        if leaders is not None or now >= self._serve:  # without leaders for the sake of users' messages alone
+            self._serve = now + CHECK_SECONDS
             self.transport.progress((), 0.0)
+        if leaders is not None:
             try:
                 leaders.listen()
             except HeardFailure as heard:
                 raise self._say(heard.failure.error(self._describe()), heard.failure) from None
             if not self._decided and self._tells():
                 self._advance()
-        now = time.monotonic()
         if now >= self._look:
             self._look = now + _LOOK
             if board is not None:

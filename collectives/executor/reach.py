@@ -85,7 +85,7 @@ def opens(offer: tuple[int, int, bytes]) -> bool:
         return False
     found = np.zeros(len(token), np.uint8)
     try:
-        _Reader(pid)(address, len(token), address_of(found))
+        Reader(pid)(address, len(token), address_of(found))
     except OSError:
         return False
     return found.tobytes() == token
@@ -126,7 +126,7 @@ def on_huge_pages(array: Array) -> bool:
     return False
 
 
-class _Reader:
+class Reader:
     """Reads from one process. Not for several threads at once."""
 
     def __init__(self, pid: int) -> None:
@@ -147,10 +147,12 @@ class _Reader:
 
 
 class Reach:
-    """The ranks whose memory this rank reads, by rank; made when all ranks of a host can read each other's."""
+    """The ranks whose memory this rank reads, by rank, with their processes (``pids``); made when all ranks of a host can read each
+    other's."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
-        self._readers = {rank: _Reader(pid) for rank, pid in pids.items()}
+        self.pids = dict(pids)
+        self._readers = {rank: Reader(pid) for rank, pid in pids.items()}
         self._windows = Windows()
 
     def of(self, rank: int, flags: memoryview, line: int) -> Read:

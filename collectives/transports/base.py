@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -22,12 +22,17 @@ import numpy.typing as npt
 
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 
+if TYPE_CHECKING:
+    from topoccl.collectives.transports.notes import Notes
+
 Bytes = npt.NDArray[np.uint8]  # one-dimensional and contiguous
 Inbox = deque[tuple[int, bytearray | memoryview]]  # what has come with a stamp: that, and the bytes
 
 ANY_SOURCE = -1
 TAG_BITS = 16  # of a group's own tags; the group's number lies above them on the wire
-CONTROL_TAG = (1 << (TAG_BITS - 1)) - 1  # of the messages that keep calls in step, which are not counted
+USER_TAGS = range(1 << (TAG_BITS - 1), (1 << TAG_BITS) - 2)  # above them lie those of roll calls and of the bootstrap
+CONTROL_TAG = USER_TAGS[0] - 1  # of the messages that keep calls in step, which are not counted
+LONG = 1024 * 1024  # bytes from which a message of a user may be read where it lies
 
 
 CHECK_SECONDS = 0.02  # longest time between two looks at what else may have happened
@@ -123,6 +128,10 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def give_up(self, request: Request) -> None:
+        """Takes back the bytes of a send that its receiver was to read where they lie, which fails on both sides; leaves others alone."""
+
+    @abstractmethod
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
         """The same medium among ``ranks`` (this rank included), renumbered in the given order; ``group`` (>= 1) is the same on its
         members and differs from that of every other open sub-group, and keeps their messages apart."""
@@ -207,6 +216,22 @@ class Message(Request):
         self.endpoint.finish(self, error, source)
 
 
+class Aside(Message):
+    """A message about another one, which nobody counts. ``then`` is called with it when it has ended, maybe under the medium's lock."""
+
+    __slots__ = ("then",)
+
+    def __init__(self, endpoint: Endpoint, is_send: bool, peer: int, tag: int, data: Bytes, then: Callable[[Aside], None]) -> None:
+        super().__init__(endpoint, is_send, peer, tag, data)
+        self.then = then
+
+    def finish(self, error: BaseException | None = None, source: int = ANY_SOURCE) -> None:
+        if self.endpoint.drop(self):
+            self.error = error
+            self.done = True
+            self.then(self)
+
+
 class Rest(Message):
     """What is left to send of a stamped message, which nobody counts or closes."""
 
@@ -218,7 +243,11 @@ class Rest(Message):
 
 
 class Medium(ABC):
-    """What carries the messages of one rank among ``size``; shared by a world and its sub-groups."""
+    """What carries the messages of one rank among ``size``; shared by a world and its sub-groups.
+
+    Where ``takes_notes`` is true, it tells the :class:`~topoccl.collectives.transports.notes.Notes` of receives of what they have met, and
+    runs ``errands`` when it holds no lock: at the end of each look for messages.
+    """
 
     name: str
     rank: int
@@ -226,6 +255,11 @@ class Medium(ABC):
     max_group: int
     rails: int = 1
     stamps = False
+    takes_notes = False
+
+    def __init__(self) -> None:
+        self.errands = deque[Callable[[], None]]()
+        self._on_errand = RLock()
 
     @abstractmethod
     def begin(self, message: Message) -> None:
@@ -243,6 +277,25 @@ class Medium(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees everything, in bounded time. Called once, after the open messages of the world were abandoned."""
+
+    def run_errands(self) -> None:
+        """Does what is to be done without a lock, unless another thread is at it, and wakes those who may wait for it."""
+        while self.errands and self._on_errand.acquire(blocking=False):
+            try:
+                while self.errands:
+                    self.errands.popleft()()
+            finally:
+                self._on_errand.release()
+            self.wake()
+
+    def end_errands(self) -> None:
+        """Waits for the errand that is being run."""
+        with self._on_errand:
+            return
+
+    def wake(self) -> None:
+        """Has all that wait look at their requests."""
+        return  # they do
 
     # Where ``stamps`` is true; peers and tags are the medium's, ``endpoint`` is for errors.
 
@@ -264,11 +317,16 @@ class Medium(ABC):
 
 
 class Endpoint(Transport):
-    """A world or a sub-group over a :class:`Medium`: translates ranks and tags, checks arguments, counts."""
+    """A world or a sub-group over a :class:`Medium`: translates ranks and tags, checks arguments, counts.
+
+    Attributes:
+        medium: what carries the messages.
+        notes: by which long messages are sent and received inside a host, if they are.
+    """
 
     def __init__(self, medium: Medium, ranks: Sequence[int] | None = None, group: int = 0, family: WeakSet[Endpoint] | None = None) -> None:
         self.name = medium.name
-        self._medium = medium
+        self.medium = medium
         self._ranks = tuple(range(medium.size)) if ranks is None else tuple(ranks)
         self._local = {world: rank for rank, world in enumerate(self._ranks)}
         self._base = group << TAG_BITS
@@ -279,6 +337,7 @@ class Endpoint(Transport):
         self.rails = medium.rails
         self.stamps = medium.stamps
         self.counters = {peer: PeerCounters() for peer in range(self.size)}
+        self.notes: Notes | None = None
         self._open: set[Message] = set()
         self._lock = Lock()
         self._closed = False
@@ -305,7 +364,13 @@ class Endpoint(Transport):
             raise ValueError(f"{self}: cannot receive from rank {peer}; known ranks are 0 to {self.size - 1}, and -1 for any")
         return self._begin(False, self._ranks[peer] if peer >= 0 else ANY_SOURCE, tag, data, rail)
 
-    def _begin(self, is_send: bool, world: int, tag: int, data: Bytes, rail: int, share: float = 0.0) -> Request:
+    def aside(self, is_send: bool, world: int, tag: int, data: Bytes, then: Callable[[Aside], None]) -> None:
+        """Begins an :class:`Aside` to or from a rank, in the medium's numbers. Raises TransportError."""
+        self._begin(is_send, world, tag, data, 0, then=then)
+
+    def _begin(
+        self, is_send: bool, world: int, tag: int, data: Bytes, rail: int, share: float = 0.0, then: Callable[[Aside], None] | None = None
+    ) -> Request:  # fmt: skip
         if not 0 <= tag < 1 << TAG_BITS:
             raise ValueError(f"{self}: tag {tag} is not in 0 to {(1 << TAG_BITS) - 1}")
         if not 0 <= rail < self.rails:
@@ -316,20 +381,39 @@ class Endpoint(Transport):
             raise ValueError(f"{self}: cannot receive into a read-only array of {len(data)} bytes")
         if _process[0] != self._pid:
             raise TransportError(f"{self}: opened by process {self._pid}, cannot be used in its fork {_process[0]}")
-        message = Message(self, is_send, world, self._base | tag, data, rail, share)
+        message: Message
+        if then is None:
+            message = Message(self, is_send, world, self._base | tag, data, rail, share)
+        else:
+            message = Aside(self, is_send, world, self._base | tag, data, then)
         message.source = self.rank if is_send else self._local.get(world, ANY_SOURCE)
         with self._lock:
             if self._closed:
                 raise TransportError(f"{self}: cannot {message}: the transport is closed")
             self._open.add(message)
         try:
-            self._medium.begin(message)
+            if message.nbytes >= LONG and is_send and self.notes is not None and self.notes.concern(message):
+                self.notes.begin(message)
+            else:
+                self.medium.begin(message)
         except TransportError as exc:
             message.finish(exc)
         except BaseException as exc:
             message.finish(exc)
             raise
         return message
+
+    def drop(self, message: Message) -> bool:
+        """Has an open message be one no more; whether it was."""
+        with self._lock:
+            if message not in self._open:
+                return False  # failed already, by close
+            self._open.discard(message)
+            return True
+
+    def give_up(self, request: Request) -> None:
+        if self.notes is not None and isinstance(request, Message):
+            self.notes.give_up(request)
 
     def finish(self, message: Message, error: BaseException | None, source: int) -> None:
         with self._lock:
@@ -353,13 +437,13 @@ class Endpoint(Transport):
             message.done = True
 
     def progress(self, requests: Sequence[Request], timeout: float) -> None:
-        self._medium.progress(requests, timeout)
+        self.medium.progress(requests, timeout)
 
     def outlet(self, peer: int, tag: int, rail: int = 0) -> Put:
-        return self._medium.outlet(self, self._ranks[peer], self._base | tag, rail)
+        return self.medium.outlet(self, self._ranks[peer], self._base | tag, rail)
 
     def inbox(self, peer: int, tag: int, rail: int = 0) -> Inbox:
-        return self._medium.inbox(self._ranks[peer], self._base | tag, rail)
+        return self.medium.inbox(self._ranks[peer], self._base | tag, rail)
 
     def count(self, moved: Mapping[int, PeerCounters], times: int) -> None:
         with self._lock:
@@ -369,17 +453,17 @@ class Endpoint(Transport):
     def fill(self, inbox: Inbox, peer: int, rail: int, timeout: float) -> None:
         if self._closed:
             raise TransportError(f"{self}: cannot receive from rank {peer}: the transport is closed")
-        self._medium.fill(self, inbox, self._ranks[peer], rail, timeout)
+        self.medium.fill(self, inbox, self._ranks[peer], rail, timeout)
 
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
-        if not 1 <= group <= self._medium.max_group:
-            raise ValueError(f"{self}: group {group} is not in 1 to {self._medium.max_group}, what {self.name} has tags for")
+        if not 1 <= group <= self.medium.max_group:
+            raise ValueError(f"{self}: group {group} is not in 1 to {self.medium.max_group}, what {self.name} has tags for")
         ranks = list(ranks)
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise ValueError(f"{self}: sub-group {ranks} is not a list of distinct ranks out of 0 to {self.size - 1}")
         if self.rank not in ranks:
             raise ValueError(f"{self}: sub-group {ranks} does not hold this rank {self.rank}")
-        return Endpoint(self._medium, [self._ranks[rank] for rank in ranks], group, self._family)
+        return Endpoint(self.medium, [self._ranks[rank] for rank in ranks], group, self._family)
 
     def close(self) -> None:
         if self._base == 0:
@@ -394,10 +478,13 @@ class Endpoint(Transport):
                 message.done = True
         if not first or _process[0] != self._pid:
             return
-        self._medium.abandon(pending)
-        self._medium.forget_stamped(self._base >> TAG_BITS)
+        if self.notes is not None:
+            self.notes.close()
+            self.medium.end_errands()
+        self.medium.abandon(pending)
+        self.medium.forget_stamped(self._base >> TAG_BITS)
         if self._base == 0:
-            self._medium.close()
+            self.medium.close()
 
 
 _worlds: WeakSet[Endpoint] = WeakSet()

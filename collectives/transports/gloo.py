@@ -165,6 +165,7 @@ class GlooMedium(Medium):
         dist = import_torch_distributed()
         import torch
 
+        super().__init__()
         self.rank = rank
         self.size = size
         self._from_numpy = torch.from_numpy

@@ -9,6 +9,7 @@ import numpy as np
 
 from topoccl.collectives.errors import TransportError
 from topoccl.collectives.transports.base import ANY_SOURCE, Inbox, Message
+from topoccl.collectives.transports.notes import NOTE_BYTES
 
 Key = tuple[int, int]  # tag on the wire and rail
 
@@ -101,6 +102,10 @@ class Matching:
             return
         receive = arrival.receive
         if receive is not None:
+            if arrival.nbytes == NOTE_BYTES and arrival.into is not None:
+                notes = receive.endpoint.notes
+                if notes is not None and notes.meets(receive, arrival.into, arrival.source):
+                    return
             wrong = None
             if receive.nbytes != arrival.nbytes:
                 wrong = TransportError(f"{receive.endpoint}: {receive} failed: met a message of {arrival.nbytes} bytes")
@@ -168,4 +173,7 @@ class Matching:
 
 def _accept(arrival: Arrival, receive: Message) -> None:
     arrival.receive = receive
-    arrival.into = receive.data.data if receive.nbytes == arrival.nbytes else None
+    if receive.nbytes == arrival.nbytes:
+        arrival.into = receive.data.data
+    else:
+        arrival.into = memoryview(bytearray(NOTE_BYTES)) if arrival.nbytes == NOTE_BYTES else None  # it may be a note

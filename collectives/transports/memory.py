@@ -46,6 +46,7 @@ class _MemoryMedium(Medium):
     max_group = (1 << 31) - 1
 
     def __init__(self, hub: MemoryHub, rank: int) -> None:
+        super().__init__()
         self.rank = rank
         self.size = hub.size
         self.arrival = Condition()

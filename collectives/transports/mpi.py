@@ -6,7 +6,8 @@ the list that ``Testsome`` looks through stays short.
 
 A message that is longer than its receive ends the process inside Open MPI 5 when they share memory, so none may be: the first piece,
 the head, is received into a buffer as large as any, and so is what may be shorter than the others, the last one. The head of a long
-message has its length ahead, which makes it longer than any message of one piece. Other pieces have a tag of their own.
+message has its length ahead, which makes it longer than any message of one piece. Other pieces have a tag of their own. They are received
+after the head where a note may come in its place.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, LONG, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
 from topoccl.collectives.transports.mpi_process import abort_on_uncaught, import_mpi, leave_without_others
+from topoccl.collectives.transports.notes import NOTE_BYTES
 from topoccl.collectives.transports.waiting import Patience
 
 if TYPE_CHECKING:
@@ -94,9 +96,10 @@ class _Piece:
 
 
 class _Flow:
-    """A message as pieces: those before ``offset`` were begun, ``in_flight`` of them are not complete."""
+    """A message as pieces: those before ``offset`` were begun, ``in_flight`` of them are not complete. One that is ``held`` is received up
+    to its head."""
 
-    __slots__ = ("in_flight", "message", "offset", "source", "started")
+    __slots__ = ("held", "in_flight", "message", "offset", "source", "started")
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -104,6 +107,7 @@ class _Flow:
         self.offset = 0
         self.in_flight = 0
         self.started = False
+        self.held = False
 
     @property
     def begun(self) -> bool:
@@ -124,10 +128,12 @@ class _MpiMedium(Medium):
     """
 
     name = "mpi"
+    takes_notes = True
 
     def __init__(self, MPI: Any, comm: MPI.Comm, max_piece: int, window: int) -> None:
         if max_piece < 1 or window < 1:
             raise ValueError(f"transport mpi: max_piece {max_piece} and window {window} must be at least 1")
+        super().__init__()
         self.rank = comm.rank
         self.size = comm.size
         tag_ub = int(comm.Get_attr(MPI.TAG_UB) or 0)
@@ -152,6 +158,9 @@ class _MpiMedium(Medium):
 
     def begin(self, message: Message) -> None:
         flow = _Flow(message)
+        if message.nbytes >= LONG and not message.is_send:
+            notes = message.endpoint.notes
+            flow.held = notes is not None and notes.concern(message)
         self._patience.renew()
         with self._lock:
             if not message.is_send and (message.peer == ANY_SOURCE or message.tag in self._gates):
@@ -193,7 +202,7 @@ class _MpiMedium(Medium):
     def _begin_pieces(self, flow: _Flow) -> bool:
         """Begins as many pieces as the window allows; whether none is left to begin."""
         while not flow.begun:
-            if flow.in_flight >= self._window:
+            if flow.in_flight >= self._window or (flow.held and flow.started):
                 return False
             self._begin_piece(flow)
         return True
@@ -296,6 +305,9 @@ class _MpiMedium(Medium):
         size, ahead, told = piece.hi - piece.lo, 0, message.nbytes
         if not piece.lo:
             assert buffer is not None
+            if count == NOTE_BYTES and self._noted(flow, buffer[:count]):
+                return
+            flow.held = False
             long = count > self._max_piece
             told = int(buffer[:_HEAD].view(np.int64)[0]) if long else count
             ahead = _HEAD if long else 0
@@ -305,6 +317,17 @@ class _MpiMedium(Medium):
             self._fail(flow, f"met a message of {told} bytes" if told != message.nbytes else f"met a piece of {count} bytes, not {size}")
         elif buffer is not None and not message.done:
             message.data[piece.lo : piece.hi] = buffer[ahead : ahead + size]
+
+    def _noted(self, flow: _Flow, head: Bytes) -> bool:
+        """Whether a note has come in a message's place; it is over when that is read."""
+        message, notes = flow.message, flow.message.endpoint.notes
+        if notes is None or not notes.meets(message, head, flow.source):
+            return False
+        if flow.in_flight:  # for pieces, which will not come
+            self._spoilt.add((flow.source, message.tag))
+        flow.stop()
+        flow.in_flight += 1
+        return True
 
     def _continue(self, flow: _Flow) -> None:
         """Begins what was waiting for a piece of ``flow``."""
@@ -328,6 +351,8 @@ class _MpiMedium(Medium):
         while True:
             with self._lock:
                 arrived = self._poll()
+            if self.errands:
+                self.run_errands()
             for request in requests:
                 if request.done:
                     return

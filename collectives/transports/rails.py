@@ -24,6 +24,7 @@ class _RailsMedium(Medium):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, addresses: Sequence[str]) -> None:
         dist = import_torch_distributed()
+        super().__init__()
         self.rank = rank
         self.size = size
         self.rails = len(addresses)

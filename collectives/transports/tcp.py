@@ -92,6 +92,7 @@ class TcpMedium(Medium):
     name = "tcp"
     max_group = (1 << 31) - 1
     stamps = True
+    takes_notes = True
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class TcpMedium(Medium):
         pace: Pace,
         looks: Looks,
     ) -> None:
+        super().__init__()
         self.rank = rank
         self.size = len(book)
         self.rails = len(listeners)
@@ -148,6 +150,8 @@ class TcpMedium(Medium):
                 link.queue(message)
                 if first:
                     self._push(link)
+        if self.errands:
+            self.run_errands()
 
     def _begin_receive(self, message: Message) -> None:
         if self._matching.claim(message):
@@ -442,6 +446,12 @@ class TcpMedium(Medium):
                         self._check_connecting()
                 if self._sleepers:
                     self._news.notify_all()
+        if self.errands:
+            self.run_errands()
+
+    def wake(self) -> None:
+        with self._lock:
+            self._tell()
 
     def _sleep(self, left: float) -> list[tuple[int, int]]:
         if 0 < left < _COARSE and self._epoll.fileno() < 1024:
