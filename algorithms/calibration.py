@@ -203,10 +203,10 @@ _PROFILES = {
         network=Medium(
             send_overhead=30e-6,
             recv_overhead=30e-6,
-            latency=12e-6,
+            latency=18e-6,
             call_overhead=200e-6,
-            stamped_overhead=12.5e-6,
-            stamped_call=44e-6,
+            stamped_overhead=9.5e-6,
+            stamped_call=14e-6,
             stamped_rate=550e6,
             efficiency=0.95,
         ),
