@@ -18,7 +18,9 @@ from topoccl.topology.dump import dump
 from topoccl.topology.load import load
 
 FABRIC = "ring:4,net=200Mbit/s"
-TRUE = with_constants(default_profile("tcp"), [("network.stamped_overhead", 20e-6), ("network.stamped_call", 90e-6)])
+OURS = default_profile("tcp")
+EACH, CALL = 1.3 * OURS.network.stamped_overhead, 3 * OURS.network.stamped_call
+TRUE = with_constants(OURS, [("network.stamped_overhead", EACH), ("network.stamped_call", CALL)])
 
 
 def document() -> dict[str, object]:
@@ -41,9 +43,9 @@ def test_constants_are_found_again() -> None:
     calls = calls_of(load(FABRIC), document(), 2)
     assert len(calls) == 3
     assert fmean(errors(calls, TRUE)) == pytest.approx(0, abs=1e-9)
-    found = fit(calls, default_profile("tcp"), ("stamped_overhead", "stamped_call"), 14)
-    assert found.network.stamped_overhead == pytest.approx(20e-6, rel=0.1)
-    assert found.network.stamped_call == pytest.approx(90e-6, rel=0.1)
+    found = fit(calls, OURS, ("stamped_overhead", "stamped_call"), 14)
+    assert found.network.stamped_overhead == pytest.approx(EACH, rel=0.1)
+    assert found.network.stamped_call == pytest.approx(CALL, rel=0.1)
 
 
 def test_it_says_how_far_defaults_are_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
