@@ -31,18 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topoccl.collectives.errors import ConfigError, TransportError
-from topoccl.collectives.transports.base import (
-    ANY_SOURCE,
-    CONTROL_TAG,
-    OWN_BITS,
-    TAG_BITS,
-    Bytes,
-    Endpoint,
-    Medium,
-    Message,
-    Request,
-    Transport,
-)
+from topoccl.collectives.transports.base import ANY_SOURCE, CONTROL_TAG, OWN_BITS, TAG_BITS, Bytes, Request, Transport
+from topoccl.collectives.transports.endpoint import Endpoint, Medium, Message
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
 from topoccl.collectives.transports.tag_gate import TagGate
 from topoccl.collectives.transports.waiters import Waiters

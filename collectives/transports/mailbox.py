@@ -8,7 +8,8 @@ from threading import Lock
 import numpy as np
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, Message
+from topoccl.collectives.transports.base import ANY_SOURCE
+from topoccl.collectives.transports.endpoint import Message
 
 
 def transfer(send: Message, receive: Message) -> TransportError | None:

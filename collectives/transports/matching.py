@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, Inbox, Message
+from topoccl.collectives.transports.base import ANY_SOURCE, Inbox
+from topoccl.collectives.transports.endpoint import Message
 from topoccl.collectives.transports.notes import NOTE_BYTES
 
 Key = tuple[int, int]  # tag on the wire and rail

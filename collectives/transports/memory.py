@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from threading import Condition
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, Request, Transport
+from topoccl.collectives.transports.endpoint import Endpoint, Medium, Message
 from topoccl.collectives.transports.mailbox import Mailbox, transfer
 
 

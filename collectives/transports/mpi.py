@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topoccl.collectives.errors import CollectiveTimeout, ConfigError, TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, LONG, TAG_BITS, Bytes, Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, LONG, TAG_BITS, Bytes, Request, Transport
+from topoccl.collectives.transports.endpoint import Endpoint, Medium, Message
 from topoccl.collectives.transports.mpi_process import abort_on_uncaught, import_mpi, leave_without_others
 from topoccl.collectives.transports.notes import NOTE_BYTES
 from topoccl.collectives.transports.waiting import Patience

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from topoccl.collectives.errors import ConfigError
-from topoccl.collectives.transports.base import close_worlds
+from topoccl.collectives.transports.endpoint import close_worlds
 
 _imported_by: list[int] = []  # the process that imported mpi4py here
 _finalizing: list[int] = []  # the process that shall finalise MPI

@@ -24,11 +24,13 @@ import numpy as np
 
 from topoccl.collectives.errors import TransportError
 from topoccl.collectives.executor.reach import address_of
-from topoccl.collectives.transports.base import ANY_SOURCE, CONTROL_TAG, LONG, OWN_BITS, USER_TAGS, Endpoint
+from topoccl.collectives.transports.base import ANY_SOURCE, CONTROL_TAG, LONG, OWN_BITS, USER_TAGS
+from topoccl.collectives.transports.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from topoccl.collectives.executor.reach import Reader
-    from topoccl.collectives.transports.base import Aside, Bytes, Message, Transport
+    from topoccl.collectives.transports.base import Bytes, Transport
+    from topoccl.collectives.transports.endpoint import Aside, Message
 
 _MAGIC = bytes.fromhex("a708fa6ffc8dc868cf140a79b738b6e7")  # with which, by chance, no message of a user begins
 RECEIPT_TAG = CONTROL_TAG - 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topoccl.collectives.transports.base import Endpoint, Medium, Message, Request, Transport
+from topoccl.collectives.transports.base import Request, Transport
+from topoccl.collectives.transports.endpoint import Endpoint, Medium, Message
 from topoccl.collectives.transports.gloo import GlooMedium, import_torch_distributed
 from topoccl.collectives.transports.waiting import Arrivals
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from topoccl.collectives.executor.dtypes import Array
-    from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.endpoint import Message
     from topoccl.collectives.transports.matching import Arrival, Matching
 
 T = TypeVar("T")

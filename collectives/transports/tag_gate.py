@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from topoccl.collectives.transports.base import ANY_SOURCE, Message
+from topoccl.collectives.transports.base import ANY_SOURCE
+from topoccl.collectives.transports.endpoint import Message
 
 
 class TagGate:

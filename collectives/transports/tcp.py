@@ -32,7 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from topoccl.collectives.errors import TransportError
-from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Endpoint, Inbox, Medium, Message, Put, Request, Rest, Transport
+from topoccl.collectives.transports.base import ANY_SOURCE, TAG_BITS, Inbox, Put, Request, Transport
+from topoccl.collectives.transports.endpoint import Endpoint, Medium, Message, Rest
 from topoccl.collectives.transports.matching import Matching
 from topoccl.collectives.transports.sockets import Incoming, Listener, Outgoing, PeerLost, whole
 

@@ -253,7 +253,7 @@ def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_tcp_pace_is_that_of_the_last_message_with_a_share(tcp_pair: tuple[socket.socket, socket.socket]) -> None:
     """Short messages must not stay at the pace of a long one before them, and those without a share change nothing."""
-    from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.endpoint import Message
     from topoccl.collectives.transports.sockets import Outgoing
 
     endpoint: Any = MemoryHub(2).transport(0)
@@ -287,7 +287,7 @@ def test_tcp_connections_settle_without_bbr(tcp_pair: tuple[socket.socket, socke
 @pytest.mark.parametrize("short", [True, False])
 def test_tcp_keeps_its_window_over_a_pause(tcp_pair: tuple[socket.socket, socket.socket], short: bool) -> None:
     from topoccl.collectives.transports import congestion
-    from topoccl.collectives.transports.base import Message
+    from topoccl.collectives.transports.endpoint import Message
     from topoccl.collectives.transports.sockets import Outgoing
 
     if not congestion._may_rouse():
