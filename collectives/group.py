@@ -21,7 +21,6 @@ from topoccl.collectives.executor.program import Program
 from topoccl.collectives.executor.reach import Reader
 from topoccl.collectives.executor.run import Runner
 from topoccl.collectives.executor.straight import Source, Straight, add_steps
-from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.logging import Level, Subsystem
 from topoccl.collectives.pending import Worker
 from topoccl.collectives.planner import Plan, Planner
@@ -78,7 +77,7 @@ class Group:
         self.logger = logger
         self.record = Record(transport, name)
         arena = neighbours.arena
-        waiter = Waiter(arena.flags, neighbours.load(transport.rank) > 1) if arena is not None else None
+        waiter = neighbours.waiter(transport.rank, arena.flags) if arena is not None else None
         self._runner = Runner(transport, waiter)
         self._control: Control | None = None
         if transport.size > 1:

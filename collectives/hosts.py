@@ -9,6 +9,7 @@ from topoccl.collectives.bootstrap import exchange_or_raise
 from topoccl.collectives.errors import TopocclError
 from topoccl.collectives.executor import arena as arenas
 from topoccl.collectives.executor.reach import Door, Reach, opens
+from topoccl.collectives.executor.waiting import Waiter
 from topoccl.collectives.transports.base import Transport
 from topoccl.topology.discovery import HostFacts
 from topoccl.topology.graph import Topology, TopologyError
@@ -45,6 +46,10 @@ class Neighbours:
         """How many ranks share a core on ``rank``'s host, at least 1."""
         together = [cpus for host, cpus in zip(self.hosts, self.cpus, strict=True) if host == self.hosts[rank]]
         return max(self.least, len(together) / max(len(frozenset().union(*together)), 1))
+
+    def waiter(self, rank: int, counters: memoryview) -> Waiter:
+        """How ``rank`` waits for counters in the memory of its host."""
+        return Waiter(counters, crowded=self.load(rank) > 1, several=len(set(self.hosts)) > 1)
 
     @property
     def crowd(self) -> float:

@@ -23,7 +23,7 @@ from topoccl.collectives.control.board import Board
 from topoccl.collectives.control.failure import Failure, absence_text, mismatch_text, ranks_text
 from topoccl.collectives.control.leaders import Attendance, HeardFailure, Leaders
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
-from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE, Waiter
+from topoccl.collectives.executor.waiting import FIRST_NAP, LONGEST_NAP, PATIENCE
 from topoccl.collectives.transports.base import CHECK_SECONDS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Control:
         self.rank = transport.rank
         arena, hosts = neighbours.arena, neighbours.together
         self.board = Board(arena, neighbours.member, self.rank) if arena is not None else None
-        self._waiter = Waiter(self.board.words, neighbours.load(self.rank) > 1) if self.board is not None else None
+        self._waiter = neighbours.waiter(self.rank, self.board.words) if self.board is not None else None
         first = self.board.leader if self.board is not None else self.rank
         self._several = len(hosts) > 1
         self._leaders = Leaders(transport, hosts) if self._several and first == self.rank else None

@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-_BURN = 0.9e-3  # seconds a wait may keep a core busy, after it has spun, before it starts to sleep
+_BURN = 0.9e-3  # seconds a wait may keep a core busy, after it has spun, before it starts to sleep,
+_BURN_BESIDE = 0.1e-3  # where a rank that shares the core may be waiting for another host: to yield does not make it next
 FIRST_NAP = 20e-6
 LONGEST_NAP = 500e-6
 PATIENCE = 0.05  # seconds between looks at the other ranks, and for an abort, while a message is waited for
@@ -18,10 +19,12 @@ class Waiter:
     Args:
         flags: the counters.
         crowded: whether there are more ranks than cores on this host; then spinning would only keep the others from running.
+        several: whether what is waited for may depend on other hosts.
     """
 
-    def __init__(self, flags: memoryview, crowded: bool) -> None:
+    def __init__(self, flags: memoryview, crowded: bool, several: bool = False) -> None:
         self.flags = flags
+        self._burn = _BURN_BESIDE if crowded and several else _BURN
         self.spins = 0 if crowded else 400
         self.crowded = crowded
 
@@ -32,7 +35,7 @@ class Waiter:
             if flags[word] >= value:
                 return
         start = time.monotonic()
-        while time.monotonic() - start < _BURN:
+        while time.monotonic() - start < self._burn:
             for _ in range(4):
                 if flags[word] >= value:
                     return

@@ -42,11 +42,13 @@ class Clock:
         self.pass_time(YIELD, busy=True)
 
 
-def waited(when: float, crowded: bool, monkeypatch: pytest.MonkeyPatch, check: Callable[[], None] = lambda: None) -> Clock:
+def waited(
+    when: float, crowded: bool, monkeypatch: pytest.MonkeyPatch, check: Callable[[], None] = lambda: None, several: bool = False
+) -> Clock:
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
     monkeypatch.setattr(waiting, "os", clock)
-    Waiter(Words(clock, when), crowded).wait(0, 1, check)  # type: ignore[arg-type]
+    Waiter(Words(clock, when), crowded, several).wait(0, 1, check)  # type: ignore[arg-type]
     return clock
 
 
@@ -68,3 +70,10 @@ def test_who_watches_ends_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(TimeoutError):
         waited(10.0, True, monkeypatch, give_up)
+
+
+def test_a_crowded_core_is_left_soon_to_who_waits_for_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = waited(1e-2, True, monkeypatch, several=True)
+    assert clock.longest < 2e-4
+    assert clock.now <= 1e-2 + LONGEST_NAP + 1e-4
+    assert waited(8e-4, True, monkeypatch).now == pytest.approx(8e-4, abs=1e-5)
