@@ -195,7 +195,11 @@ class Communicator:
         message = begin_send(self.transport, buf, peer, tag, self._caller.limit(timeout))
         if async_op:
             return message
-        message.wait()
+        try:
+            message.wait()
+        except BaseException:  # a signal's, too: the bytes are the caller's again
+            message.give_up()
+            raise
         return None
 
     def recv(

@@ -308,11 +308,12 @@ class Group:
             self.logger.warn(Subsystem.COLL, "%s", group.recent_calls())
 
     def abort(self, reason: str = "aborted") -> None:
-        """Makes the call in flight, and every later one, raise."""
+        """Makes the call in flight, and every later one, raise. No message is read out of this rank's memory any more."""
         self._runner.aborted = TopocclError(f"group {self.name}: {reason}")
         self.failure = self.failure or self._runner.aborted
         if self._control is not None:
             self._control.abort(self._runner.aborted)
+        self.transport.give_up_all(str(self._runner.aborted))
 
     def settle(self, timeout: float) -> bool:
         """Takes no more asynchronous calls and waits at most ``timeout`` seconds until the open ones have ended; whether they have."""

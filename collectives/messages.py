@@ -64,12 +64,16 @@ class Message:
             left = end - time.monotonic()
             if left <= 0:
                 if timeout is None:
-                    self._transport.give_up(self._request)
+                    self.give_up()
                 raise CollectiveTimeout(f"{self._what} did not end within its timeout of {limit:g} s")
             self._transport.progress([self._request], min(left, 1.0))
         if self._request.error is not None:
             raise TransportError(f"{self._what} failed: {self._request.error}") from self._request.error
         self._finish()
+
+    def give_up(self) -> None:
+        """Has nobody read the bytes of a send any more where this can be helped; it has failed then, unless it was over."""
+        self._transport.give_up(self._request)
 
     def _finish(self) -> None:
         target, self._target = self._target, None

@@ -121,6 +121,10 @@ class Transport(ABC):
         """Takes back the bytes of a send that its receiver was to read where they lie, which fails on both sides; leaves others alone."""
 
     @abstractmethod
+    def give_up_all(self, why: str) -> None:
+        """As :meth:`give_up` for all such sends, those that are begun later as well. May be called from any thread."""
+
+    @abstractmethod
     def subgroup(self, ranks: Sequence[int], group: int) -> Transport:
         """The same medium among ``ranks`` (this rank included), renumbered in the given order; ``group`` (>= 1) is the same on its
         members and differs from that of every other open sub-group, and keeps their messages apart."""

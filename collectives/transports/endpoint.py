@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -191,7 +191,7 @@ class Endpoint(Transport):
         self.counters = {peer: PeerCounters() for peer in range(self.size)}
         self.notes: Notes | None = None
         self._open: set[Message] = set()
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may abort inside
         self._closed = False
         self._pid = os.getpid()
         self._family: WeakSet[Endpoint] = WeakSet() if family is None else family  # the sub-groups of one world
@@ -263,9 +263,18 @@ class Endpoint(Transport):
             self._open.discard(message)
             return True
 
+    def is_open(self, message: Message) -> bool:
+        """Whether a message has not ended, and may."""
+        with self._lock:
+            return message in self._open
+
     def give_up(self, request: Request) -> None:
         if self.notes is not None and isinstance(request, Message):
             self.notes.give_up(request)
+
+    def give_up_all(self, why: str) -> None:
+        if self.notes is not None:
+            self.notes.close(why)
 
     def finish(self, message: Message, error: BaseException | None, source: int) -> None:
         with self._lock:
@@ -325,14 +334,15 @@ class Endpoint(Transport):
             first, self._closed = not self._closed, True
             pending = list(self._open)
             self._open.clear()
-            for message in pending:
-                message.error = TransportError(f"{self}: {message} was still open when the transport was closed")
-                message.done = True
-        if not first or _process[0] != self._pid:
-            return
-        if self.notes is not None:
-            self.notes.close()
+        ours = _process[0] == self._pid
+        if self.notes is not None and ours:  # before anybody hears that the bytes of a message are free again
+            self.notes.close("the transport was closed")
             self.medium.end_errands()
+        for message in pending:
+            message.error = TransportError(f"{self}: {message} was still open when the transport was closed")
+            message.done = True
+        if not first or not ours:
+            return
         self.medium.abandon(pending)
         self.medium.forget_stamped(self._base >> TAG_BITS)
         if self._base == 0:

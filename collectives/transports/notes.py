@@ -17,7 +17,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,9 +39,17 @@ NOTE_BYTES = _NOTE.size
 _RECEIPT = struct.Struct("<QQQ")  # the seal, one of the following, and the length that was expected or the number of the system's error
 _READ, _OTHER_LENGTH, _UNREADABLE = range(3)
 
-_lock = Lock()
+_lock = RLock()  # a signal handler may abort inside; a fork makes a new one, since who holds this one is not there to let go of it
 _seals: list[ctypes.c_uint64] = []  # to be used again: their memory never becomes anything else's
 _numbers = itertools.count(1 + secrets.randbits(62))
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def exchange_notes(transport: Transport, readers: Mapping[int, Reader]) -> None:
@@ -63,6 +71,7 @@ class Notes:
         self._readers = readers
         self._endpoint = endpoint
         self._open: dict[int, tuple[Message, ctypes.c_uint64]] = {}  # sends, each with its seal, by that
+        self._closed = ""  # why nothing is sent any more
 
     def concern(self, message: Message) -> bool:
         """Whether a message is sent by a note; of one to be received, whether it may be."""
@@ -72,15 +81,21 @@ class Notes:
     # Sends
 
     def begin(self, send: Message) -> None:
-        """Begins to send a message by a note."""
+        """Begins to send a message by a note. Raises TransportError."""
         with _lock:
+            if self._closed:
+                raise TransportError(f"{send.endpoint}: cannot {send}: {self._closed}")
             seal, number = _seals.pop() if _seals else ctypes.c_uint64(), next(_numbers)
             seal.value = number
             self._open[number] = send, seal
         note = _NOTE.pack(_MAGIC, send.nbytes, address_of(send.data), ctypes.addressof(seal), number)
-        self._endpoint.aside(False, send.peer, RECEIPT_TAG, np.empty(_RECEIPT.size, np.uint8), self._heard)
-        if not send.done:
-            self._endpoint.aside(True, send.peer, send.tag & OWN_BITS, np.frombuffer(note, np.uint8), partial(self._left, number))
+        try:
+            self._endpoint.aside(False, send.peer, RECEIPT_TAG, np.empty(_RECEIPT.size, np.uint8), self._heard)
+            if not send.done:
+                self._endpoint.aside(True, send.peer, send.tag & OWN_BITS, np.frombuffer(note, np.uint8), partial(self._left, number))
+        except BaseException as error:  # the note may have left nevertheless
+            self._end(number, str(error) or type(error).__name__)
+            raise
 
     def _left(self, number: int, note: Aside) -> None:
         if note.error is not None:
@@ -115,17 +130,21 @@ class Notes:
             _seals.append(seal)
         send.finish(None if why is None else TransportError(f"{send.endpoint}: {send} failed: {why}"))
 
-    def close(self) -> None:
-        """Breaks all seals."""
-        for number in list(self._open):
-            self._end(number, "the transport was closed")
+    def close(self, why: str) -> None:
+        """Breaks all seals; what is sent from now on fails."""
+        with _lock:
+            self._closed = self._closed or why
+            numbers = list(self._open)
+        for number in numbers:
+            self._end(number, why)
 
     # Receives
 
     def meets(self, receive: Message, data: Bytes | memoryview, source: int) -> bool:
-        """Whether what a receive has met, of :data:`NOTE_BYTES`, is a note; then the message is read next, and its receive ends."""
+        """Whether what a receive has met, of :data:`NOTE_BYTES`, is a note of who sends such; then the message is read next, and its
+        receive ends."""
         note = bytes(data)
-        if not note.startswith(_MAGIC):
+        if not note.startswith(_MAGIC) or source not in self._readers:
             return False
         self._endpoint.medium.errands.append(partial(self._read, receive, note, source))
         return True
@@ -134,7 +153,7 @@ class Notes:
         _, nbytes, address, place, number = _NOTE.unpack(note)
         reader = self._readers[source]
         says, value, why = _READ, 0, ""
-        if receive.done:
+        if not receive.endpoint.is_open(receive):
             return  # its group was closed
         if receive.nbytes != nbytes:
             says, value, why = _OTHER_LENGTH, receive.nbytes, f"met a message of {nbytes} bytes"

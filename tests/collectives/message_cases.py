@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,8 +25,9 @@ import topoccl
 from topoccl.collectives.bootstrap import launch_environment
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
+from topoccl.collectives.transports import notes as notes_module
 from topoccl.collectives.transports.base import LONG
-from topoccl.collectives.transports.notes import _NOTE, NOTE_BYTES, Notes
+from topoccl.collectives.transports.notes import _MAGIC, _NOTE, NOTE_BYTES, Notes
 
 LIMIT = 30.0  # seconds that messages may take
 SIZES = (LONG + 1, 1, 0, LONG, 7, LONG - 1, NOTE_BYTES, 2 * LONG)
@@ -77,6 +80,31 @@ def reading_with(c: Communicator, peer: int, read):
         yield
     finally:
         readers[world] = real
+
+
+@contextmanager
+def reading_until_given_up(c: Communicator, peer: int):
+    """Reads the memory of ``peer`` again and again until the seal is broken."""
+    seals = []
+    begin = notes(c)._read
+
+    def begin_to_read(receive, note: bytes, source: int) -> None:
+        seals.append(_NOTE.unpack(note)[-1])
+        begin(receive, note, source)
+
+    def read_slowly(real, address: int, nbytes: int, target: int) -> None:
+        real(address, nbytes, target)
+        end = time.monotonic() + LIMIT
+        while nbytes == 8 and ctypes.c_uint64.from_address(target).value == seals[-1]:
+            assert time.monotonic() < end, "the sender has not given it up"
+            real(address, nbytes, target)
+
+    notes(c)._read = begin_to_read
+    try:
+        with reading_with(c, peer, read_slowly):
+            yield
+    finally:
+        notes(c)._read = begin
 
 
 @case
@@ -289,22 +317,7 @@ def a_send_that_is_out_of_time_is_not_read(c: Communicator) -> None:
     c.recv(got, 0, 0)
     assert np.array_equal(got, noise(BIG, 0))
 
-    seals = []
-    begin = notes(c)._read
-
-    def begin_to_read(receive, note: bytes, source: int) -> None:
-        seals.append(_NOTE.unpack(note)[-1])
-        begin(receive, note, source)
-
-    def read_slowly(real, address: int, nbytes: int, target: int) -> None:
-        real(address, nbytes, target)
-        end = time.monotonic() + LIMIT
-        while nbytes == 8 and ctypes.c_uint64.from_address(target).value == seals[-1]:
-            assert time.monotonic() < end, "the sender has not given it up"
-            real(address, nbytes, target)
-
-    notes(c)._read = begin_to_read
-    with reading_with(c, 0, read_slowly), pytest.raises(TransportError, match=error % 1):
+    with reading_until_given_up(c, 0), pytest.raises(TransportError, match=error % 1):
         c.recv(got, 0, 1)
     c.recv(np.zeros(1, np.uint8), 0, 2)
     c.recv(got, 0, 1)
@@ -383,6 +396,153 @@ def senders_that_close_their_group(c: Communicator) -> None:
 
 
 @case
+def senders_that_abort(c: Communicator) -> None:
+    """Nobody reads their memory any more, nor believes what was read before; what they begin after that fails at once."""
+    given_up = r"recv from rank 0 .*the sender has given it up"
+    for number, before in ((902, True), (903, False)):
+        inner = c.subgroup(range(c.size), number, "inner", LIMIT)
+        if c.rank == 0 and noted(c, 1):
+            mine = np.ones(BIG, np.uint8)
+            message = inner.send(mine, 1, async_op=True)
+            if not before:
+                time.sleep(0.2)
+            with notes_module._lock, inner.transport._lock:  # as a signal handler may find them
+                inner.abort("it rains")
+            for _ in range(2):
+                with pytest.raises(TransportError, match=r"send to rank 1 with tag 0 failed: .*group inner: it rains"):
+                    message.wait()
+                message = inner.send(mine, 1, async_op=True)
+            c.barrier()
+        elif c.rank == 1 and noted(c, 0):
+            if before:
+                c.barrier()
+                with pytest.raises(TransportError, match=given_up):
+                    inner.recv(np.zeros(BIG, np.uint8), 0)
+            else:
+                with reading_until_given_up(inner, 0), pytest.raises(TransportError, match=given_up):
+                    inner.recv(np.zeros(BIG, np.uint8), 0)
+                c.barrier()
+        else:
+            c.barrier()
+        c.barrier()
+        inner.abort()
+        inner.transport.close()
+        inner.close()
+
+
+@case
+def senders_that_are_interrupted(c: Communicator) -> None:
+    """By an exception of a signal handler: the bytes are theirs again."""
+    if c.rank > 1 or not noted(c, 1 - c.rank):
+        return
+    if c.rank == 1:
+        c.recv(np.zeros(1, np.uint8), 0, 1)
+        with pytest.raises(TransportError, match=r"recv from rank 0 .*the sender has given it up"):
+            c.recv(np.zeros(BIG, np.uint8), 0)
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            c.send(np.ones(BIG, np.uint8), 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    c.send(np.zeros(1, np.uint8), 1, 1)
+
+
+@case
+def bytes_are_free_only_when_nobody_trusts_them(c: Communicator) -> None:
+    """A send that fails because its group is closed has broken its seal by then."""
+    inner = c.subgroup(range(c.size), 904, "inner", LIMIT)
+    if c.rank == 0 and noted(c, 1):
+        message = inner.send(np.ones(BIG, np.uint8), 1, async_op=True)
+        real, done = notes(inner).close, []
+
+        def close(*why: str) -> None:
+            done.append(message._request.done)
+            real(*why)
+            assert not notes(inner)._open
+
+        notes(inner).close = close
+        inner.transport.close()
+        assert done == [False]
+        assert message._request.done
+    c.barrier()
+    inner.abort()
+    inner.transport.close()
+    inner.close()
+
+
+@case
+def bytes_are_free_only_when_nobody_writes_them(c: Communicator) -> None:
+    """A receive that fails because its group is closed is not being read any more by then."""
+    inner = c.subgroup(range(c.size), 905, "inner", LIMIT)
+    if c.rank == 1 and noted(c, 0):
+        done = []
+        closing = threading.Thread(target=inner.transport.close)
+
+        def read(real, address: int, nbytes: int, target: int) -> None:
+            if nbytes == BIG:
+                closing.start()
+                while not inner.transport._closed:
+                    time.sleep(0.001)
+                time.sleep(0.1)
+                real(address, nbytes, target)
+                done.append(message._request.done)
+            else:
+                real(address, nbytes, target)
+
+        message = inner.recv(np.zeros(BIG, np.uint8), 0, async_op=True)
+        with reading_with(inner, 0, read):
+            c.barrier()
+            with pytest.raises(TransportError, match=r"still open when the transport was closed"):
+                message.wait()
+        closing.join()
+        assert done == [False]
+    else:
+        c.barrier()
+        if c.rank == 0 and noted(c, 1):
+            inner.send(np.ones(BIG, np.uint8), 1, async_op=True)
+    c.barrier()
+    inner.abort()
+    inner.transport.close()
+    inner.close()
+
+
+@case
+def sends_that_nobody_waits_for(c: Communicator) -> None:
+    """Their bytes live until they have been read."""
+    left, right = ring(c)
+    for i in range(4):
+        c.send(noise(BIG, i, c.rank), right, i, async_op=True)
+    gc.collect()
+    others = [np.full(BIG, 255, np.uint8) for _ in range(4)]
+    c.barrier()
+    for i in range(4):
+        c.recv(got := others[i], left, i)
+        assert np.array_equal(got, noise(BIG, i, left))
+    c.barrier()
+
+
+@case
+def what_begins_like_a_note(c: Communicator) -> None:
+    """And comes from a rank that sends none is a message."""
+    left, right = ring(c)
+    if noted(c, left) and noted(c, right):
+        return
+    fake = np.frombuffer(_NOTE.pack(_MAGIC, BIG, 1, 1, 1), np.uint8)
+    if not noted(c, right):
+        c.send(fake, right)
+    if not noted(c, left):
+        c.recv(got := np.zeros(NOTE_BYTES, np.uint8), left)
+        assert np.array_equal(got, fake)
+
+
+@case
 def receivers_that_close_their_group(c: Communicator) -> None:
     """Nothing is written where a message should have gone, and the sender hears of it when its time is over."""
     inner = c.subgroup(range(c.size), 901, "inner", LIMIT)
@@ -403,7 +563,7 @@ def receivers_that_close_their_group(c: Communicator) -> None:
 
 @case
 def a_fork_of_the_sender(c: Communicator) -> None:
-    """Has a copy of the bytes, and of the seal, of its own."""
+    """Has a copy of the bytes, of the seal and of the locks, of its own, whoever held one."""
     if c.rank > 1 or c.transport.name == "gloo":  # whose threads a fork does without
         return
     if c.rank == 1:
@@ -413,11 +573,24 @@ def a_fork_of_the_sender(c: Communicator) -> None:
         return
     mine = noise(BIG, 0)
     send = c.send(mine, 1, async_op=True)
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with notes_module._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
     child = os.fork()
     if not child:
+        signal.alarm(int(LIMIT))  # ends it if it hangs
         mine[:] = 0
         c.transport.give_up(send._request)
         os._exit(0)
+    over.set()
+    thread.join()
     assert os.waitpid(child, 0)[1] == 0
     c.send(np.zeros(1, np.uint8), 1, 1)
     send.wait()
