@@ -127,7 +127,7 @@ def test_over_mpi(hosts: str, shm: str, noted: bool, mpirun: MpiRun) -> None:
     assert done.stdout.count("all well over mpi") == len(hosts)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "mpi"])
+@pytest.mark.parametrize("transport", ["tcp", "mpi"], ids="over {}".format)  # pytest-mpi skips what is called "mpi"
 def test_through_torch(transport: str, mpirun: MpiRun, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(TORCH)
