@@ -291,7 +291,9 @@ class Group:
         control = self._control
         if control is not None:
             if isinstance(error, CollectiveTimeout | TransportError) and self._runner.aborted is None:
-                cause = control.explain(error, f"{self.record.describe()} failed: {stage}: " if stage else "")
+                what = self.record.describe()
+                told = str(error).startswith(what)  # a transport knows of messages, not of the call that they are for
+                cause = control.explain(error, "" if told else f"{what} failed: {f'{stage}: ' if stage else ''}")
             control.fail(cause)
         self.failure = cause
         self._dump_calls(cause)

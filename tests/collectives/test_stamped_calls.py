@@ -205,6 +205,27 @@ def test_a_rank_that_gives_up(hosts: str) -> None:
     over_sockets(hosts, work)
 
 
+@pytest.mark.parametrize("calls_before", [3, 12])  # planned before, and a function of its own
+@pytest.mark.parametrize("hosts", ["ab", "aab", "abc"])
+def test_errors_name_the_call_when_a_rank_is_gone(hosts: str, calls_before: int) -> None:
+    """Whatever meets the loss first: the message that is sent, one that is awaited, or what leaders tell each other."""
+
+    def work(c: Communicator) -> None:
+        last = c.size - 1
+        for _ in range(calls_before):
+            c.reduce(ones(4), ones(4), 0)
+        if c.rank == last:
+            c.transport.close()
+            return
+        time.sleep(0.3 * c.rank)  # rank 0 sees it while it waits for its host, and then sends
+        text = f"reduce(float32, 4, SUM, root 0) (call {calls_before + 1} of group world, rank {c.rank} of {c.size}) failed: "
+        with pytest.raises(TransportError) as raised:
+            c.reduce(ones(4), ones(4), 0)
+        assert str(raised.value).startswith(text)
+
+    over_sockets(hosts, work)
+
+
 def test_aborting_a_call_in_flight() -> None:
     def work(c: Communicator) -> None:
         def abort(group: Communicator, _: str) -> None:
