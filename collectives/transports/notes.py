@@ -14,6 +14,7 @@ import itertools
 import os
 import secrets
 import struct
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -71,6 +72,8 @@ class Notes:
         self._readers = readers
         self._endpoint = endpoint
         self._open: dict[int, tuple[Message, ctypes.c_uint64]] = {}  # sends, each with its seal, by that
+        self._unbroken: dict[int, ctypes.c_uint64] = {}  # their seals, which break when this is collected without having been closed
+        weakref.finalize(self, _break, self._unbroken).atexit = False  # the end of the process closes it
         self._closed = ""  # why nothing is sent any more
 
     def concern(self, message: Message) -> bool:
@@ -88,6 +91,7 @@ class Notes:
             seal, number = _seals.pop() if _seals else ctypes.c_uint64(), next(_numbers)
             seal.value = number
             self._open[number] = send, seal
+            self._unbroken[number] = seal
         note = _NOTE.pack(_MAGIC, send.nbytes, address_of(send.data), ctypes.addressof(seal), number)
         try:
             self._endpoint.aside(False, send.peer, RECEIPT_TAG, np.empty(_RECEIPT.size, np.uint8), self._heard)
@@ -127,6 +131,7 @@ class Notes:
                 return
             send, seal = found
             seal.value = 0
+            del self._unbroken[number]
             _seals.append(seal)
         send.finish(None if why is None else TransportError(f"{send.endpoint}: {send} failed: {why}"))
 
@@ -170,6 +175,12 @@ class Notes:
         receive.finish(TransportError(f"{receive.endpoint}: {receive} failed: {why}") if why else None, source)
         with suppress(TransportError):  # the transport was closed, or the sender is gone
             self._endpoint.aside(True, source, RECEIPT_TAG, np.frombuffer(_RECEIPT.pack(number, says, value), np.uint8), _not_awaited)
+
+
+def _break(seals: Mapping[int, ctypes.c_uint64]) -> None:
+    for seal in seals.values():
+        seal.value = 0
+        _seals.append(seal)
 
 
 def _not_awaited(receipt: Aside) -> None:

@@ -59,6 +59,35 @@ except topoccl.TransportError as error:
 os._exit(1)
 """
 
+DROPPED = """
+import gc, os, sys, time
+import numpy as np
+import topoccl
+world = topoccl.init(timeout=60)
+data = np.ones(3_000_000, np.uint8)
+place = sys.argv[1]
+if world.rank == 0:
+    world.send(data, 1, async_op=True)
+    world.barrier()
+    del world
+    gc.collect()
+    data[:] = 2
+    open(place, "w").close()
+    while os.path.exists(place):
+        time.sleep(0.01)
+    os._exit(0)
+world.barrier()
+while not os.path.exists(place):
+    time.sleep(0.01)
+try:
+    world.recv(data, 0)
+    print("received", data[0], flush=True)
+except topoccl.TransportError as error:
+    print(error, flush=True)
+os.unlink(place)
+os._exit(0)
+"""
+
 TORCH = """
 import torch
 import torch.distributed as dist
@@ -150,3 +179,11 @@ def test_a_rank_that_is_killed_with_a_long_message_open(who: str) -> None:
     assert f"{what} rank 1 with tag 0 failed" in results[0][1]
     why = "has died or has closed its transport" if who == "receiver" else "cannot be read: No such process"
     assert why in results[0][1]
+
+
+def test_a_world_that_is_dropped_with_a_long_message_open(tmp_path: Path) -> None:
+    """Its bytes are not taken for the message when they have changed."""
+    results = run_ranks(2, ["-c", DROPPED, str(tmp_path / "dropped")], hosts="aa", env={"TOPOCCL_TRANSPORT": "tcp"})
+    all_well(results)
+    assert "recv from rank 0 with tag 0 failed" in results[1][1]
+    assert "the sender has given it up" in results[1][1]
