@@ -6,15 +6,14 @@ has a letter for each rank's host. Each case takes a group of its own.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from case_runs import Case, Cases
 
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import CollectiveTimeout, MismatchError, TopocclError, TransportError
@@ -22,13 +21,8 @@ from topoccl.collectives.errors import CollectiveTimeout, MismatchError, Topoccl
 LIMIT = 20.0  # seconds that a group's calls may take; what is noticed at once takes far less
 SOON = 10.0
 
-Case = Callable[[Communicator], None]
-CASES: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    CASES[function.__name__] = function
-    return function
+CASES = Cases(LIMIT)
+case = CASES.case
 
 
 def floats(count: int, dtype: type = np.float32) -> np.ndarray:
@@ -216,33 +210,5 @@ def short_receives(c: Communicator) -> None:
     c.barrier()
 
 
-def run_case(world: Communicator, name: str, number: int) -> None:
-    """A case in a group of its own."""
-    group = world.subgroup(range(world.size), number, "tested", LIMIT)
-    try:
-        CASES[name](group)
-        world.barrier()
-    finally:
-        group.close()
-
-
-def main(hosts: str, names: list[str]) -> int:
-    import topoccl
-    from topoccl.collectives.bootstrap import launch_environment
-
-    rank = launch_environment(os.environ).rank
-    world = topoccl.init(hostid=hosts[rank], timeout=60)
-    for number, name in enumerate(names or CASES, 100):
-        try:
-            run_case(world, name, number)
-        except BaseException:
-            print(f"rank {rank}: {name} failed\n{traceback.format_exc()}", flush=True)
-            os._exit(1)
-    world.barrier()
-    print(f"all well over {world.transport.name}", flush=True)
-    world.close()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(CASES.main(sys.argv[1], sys.argv[2:]))

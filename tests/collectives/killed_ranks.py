@@ -14,12 +14,12 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import networkx  # noqa: F401 - with what the choice needs
 import numpy as np
 import torch.distributed  # noqa: F401 - the store where ranks meet
+from forked import fork_rank
 from torch_ranks import free_port
 
 import topoccl
@@ -46,23 +46,9 @@ def rank_main(rank: int, when: str) -> int:
 
 
 def start(rank: int, transport: str, hosts: str, when: str, port: int, output: Path) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        to = os.open(output, os.O_CREAT | os.O_WRONLY)
-        os.dup2(to, 1)
-        os.dup2(to, 2)
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ.update(TOPOCCL_TRANSPORT=transport, TOPOCCL_HOSTID=hosts[rank])
-        status = rank_main(rank, when)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    env = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"TOPOCCL_TRANSPORT": transport, "TOPOCCL_HOSTID": hosts[rank]}
+    return fork_rank(output, env, lambda: rank_main(rank, when))
 
 
 def main(worlds: list[tuple[str, str, str]]) -> None:

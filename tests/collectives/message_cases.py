@@ -14,15 +14,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from case_runs import Cases
 
-import topoccl
-from topoccl.collectives.bootstrap import launch_environment
 from topoccl.collectives.communicator import Communicator
 from topoccl.collectives.errors import CollectiveTimeout, TransportError
 from topoccl.collectives.transports import notes as notes_module
@@ -33,13 +30,8 @@ LIMIT = 30.0  # seconds that messages may take
 SIZES = (LONG + 1, 1, 0, LONG, 7, LONG - 1, NOTE_BYTES, 2 * LONG)
 BIG = LONG + 300_000
 
-Case = Callable[[Communicator], None]
-CASES: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    CASES[function.__name__] = function
-    return function
+CASES = Cases(LIMIT, backwards=True)
+case = CASES.case
 
 
 def noise(size: int, *seed: int) -> np.ndarray:
@@ -596,30 +588,5 @@ def a_fork_of_the_sender(c: Communicator) -> None:
     send.wait()
 
 
-def run_case(world: Communicator, name: str, number: int) -> None:
-    """A case in a group of its own."""
-    group = world.subgroup(range(world.size)[::-1], number, "tested", LIMIT)
-    try:
-        CASES[name](group)
-        world.barrier()
-    finally:
-        group.close()
-
-
-def main(hosts: str, names: list[str]) -> int:
-    rank = launch_environment(os.environ).rank
-    world = topoccl.init(hostid=hosts[rank], timeout=60)
-    for number, name in enumerate(names or CASES, 100):
-        try:
-            run_case(world, name, number)
-        except BaseException:
-            print(f"rank {rank}: {name} failed\n{traceback.format_exc()}", flush=True)
-            os._exit(1)
-    world.barrier()
-    print(f"all well over {world.transport.name}, notes: {notes(world) is not None}", flush=True)
-    world.close()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(CASES.main(sys.argv[1], sys.argv[2:], lambda world: f", notes: {notes(world) is not None}"))

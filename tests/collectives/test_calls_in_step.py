@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from call_cases import CASES, floats, run_case
+from call_cases import CASES, floats
 from torch_ranks import HERE, all_well, clean_environment, run_ranks
 
 from topoccl.collectives.communicator import Communicator
@@ -59,7 +59,7 @@ def on_threads(hosts: str, work: Callable[[Communicator], Any], **options: Any) 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aabb", "abcde"])
 @pytest.mark.parametrize("name", CASES)
 def test_over_threads(name: str, hosts: str) -> None:
-    on_threads(hosts, lambda world: run_case(world, name, 1))
+    on_threads(hosts, lambda world: CASES.run(world, name, 1))
 
 
 @pytest.mark.parametrize(("transport", "hosts"), [("gloo", "aa"), ("gloo", "aab"), ("tcp", "aab")])

@@ -22,9 +22,11 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forked import fork_rank
 from torch_ranks import clean_environment
 
 CALL_SECONDS = float(os.environ.get("CALL_SECONDS", 60.0))  # the timeout of groups: a rank that fails leaves the others waiting this long
@@ -77,26 +79,10 @@ def _world(number: int, size: int, hosts: str | None, names: list[str], folder: 
     children = []
     for rank in range(size):
         sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                os.setpgid(0, 0)
-                log = os.open(folder / f"log{rank}", os.O_CREAT | os.O_WRONLY)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-                if hosts:
-                    os.environ["TOPOCCL_HOSTID"] = f"{hosts[rank]}{number}"
-                _rank(rank, size, names, folder)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
+        env = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+        if hosts:
+            env["TOPOCCL_HOSTID"] = f"{hosts[rank]}{number}"
+        children.append(fork_rank(folder / f"log{rank}", env, partial(_led, rank, size, names, folder)))
     statuses: dict[int, int] = {}
     while len(statuses) < size and time.monotonic() < end:
         for rank, child in enumerate(children):
@@ -128,6 +114,13 @@ def _world(number: int, size: int, hosts: str | None, names: list[str], folder: 
     if not failed and any(statuses.get(rank, 1) for rank in range(size)):
         failed[f"the end of {size} ranks"] = "\n".join(f"rank {r}: {statuses.get(r, 'killed')}\n{said[r][-3000:]}" for r in range(size))
     return failed
+
+
+def _led(rank: int, size: int, names: Sequence[str], folder: Path) -> int:
+    """As :func:`_rank`, leading a process group, so that whatever it has started ends with it."""
+    os.setpgid(0, 0)
+    _rank(rank, size, names, folder)
+    return 0
 
 
 def _rank(rank: int, size: int, names: list[str], folder: Path) -> None:
